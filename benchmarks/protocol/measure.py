@@ -29,11 +29,10 @@ def rollout_sticks(stepper: Stepper, data: Path, task: str) -> float:
     import torch
 
     from ups.config.schema import TaskConfig
-    from ups.data.loader import evaluation_batches
+    from ups.data.loader import first_batch
     from ups.data.open import open_task
     from ups.models.normalization import one_thread
     from ups.models.stepper import rollout
-    from ups.spec.batch import RankInfo
 
     stick, costs = Yardstick(), []
     with (
@@ -42,7 +41,7 @@ def rollout_sticks(stepper: Stepper, data: Path, task: str) -> float:
         one_thread(),
     ):
         frames = 0 if reader.task.steady else stepper.context_frames
-        batch, _ = next(evaluation_batches(reader, "test", RankInfo(0, 1), window_frames=frames, batch_size=1))
+        batch = first_batch(reader, "test", window_frames=frames, batch_size=1)
         before = stick.seconds()
         for _ in range(ROLLOUT_REPEATS):
             started = time.process_time()

@@ -100,18 +100,6 @@ class BlockCache:
         finally:
             os.close(descriptor)
 
-    def holds(self, key: str) -> bool:
-        """Whether a block is here; its bytes are not looked at. It counts as used: somebody is about to read it."""
-        path = self._path(key)
-        try:
-            if abs(time.time() - os.stat(path).st_mtime) > _USED_AGAIN_SECONDS and self._counts_use():
-                os.utime(path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise _trouble(self.directory, error) from error
-        return True
-
     def expect(self, key: str, seconds: float) -> None:
         """Say in how many seconds a block will be used again, where somebody knows: it was just used."""
         when = time.time() + min(seconds, _LONGEST_SECONDS)

@@ -6,6 +6,7 @@ ETag and length of each answer are compared with what was asked for). The connec
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -15,7 +16,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -114,7 +115,10 @@ def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
     if start >= stop:
         return b""
     cache, parts, missing = the_cache(), {}, []
-    for number in range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1):
+    numbers = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)
+    if hasattr(_here, "blocks"):
+        _here.blocks += [_block(info, number) for number in numbers]
+    for number in numbers:
         begin = number * BLOCK_BYTES
         inside = (max(start - begin, 0), min(stop - begin, BLOCK_BYTES))
         part = cache.read(_block(info, number), *inside)
@@ -123,19 +127,19 @@ def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
         else:
             parts[number] = part
     if missing:
-        fetched = _fetch(info, _runs(info, [number for number, _ in missing]), patient=True)
+        fetched = _fetch(info, _runs(info, [number for number, _ in missing]))
         parts |= {number: fetched[number][slice(*inside)] for number, inside in missing}
     return b"".join(parts[number] for number in sorted(parts)) if len(parts) > 1 else next(iter(parts.values()))
 
 
-def bring(info: ObjectInfo, start: int, stop: int) -> list[str]:
-    """Bring the blocks of a range into the cache, without patience: for what is read later. Returns their keys."""
-    cache = the_cache()
-    blocks = {n: _block(info, n) for n in range(start // BLOCK_BYTES, -(-min(stop, info.size) // BLOCK_BYTES))}
-    missing = [number for number, key in blocks.items() if not cache.holds(key)]
-    if missing:
-        _fetch(info, _runs(info, missing), patient=False)
-    return list(blocks.values())
+@contextlib.contextmanager
+def noted_blocks() -> Iterator[list[str]]:
+    """The keys of the blocks that this thread reads inside, as they are called in the cache."""
+    _here.blocks = keys = list[str]()
+    try:
+        yield keys
+    finally:
+        del _here.blocks
 
 
 def threads() -> ThreadPoolExecutor:
@@ -191,9 +195,9 @@ def _runs(info: ObjectInfo, missing: list[int]) -> list[range]:
     return runs
 
 
-def _fetch(info: ObjectInfo, runs: list[range], *, patient: bool) -> dict[int, bytes]:
+def _fetch(info: ObjectInfo, runs: list[range]) -> dict[int, bytes]:
     """Blocks by number, fetched at the same time; a thread that waits for a server itself fetches in turn."""
-    fill = functools.partial(_fill, info, patient)
+    fill = functools.partial(_fill, info)
     alone = len(runs) == 1 or getattr(_here, "waits", False)
     filled = map(fill, runs) if alone else threads().map(fill, runs)
     by_number: dict[int, bytes] = {}
@@ -202,15 +206,15 @@ def _fetch(info: ObjectInfo, runs: list[range], *, patient: bool) -> dict[int, b
     return by_number
 
 
-def _fill(info: ObjectInfo, patient: bool, run: range) -> list[bytes]:
+def _fill(info: ObjectInfo, run: range) -> list[bytes]:
     def fetch(first: int, end: int) -> list[bytes]:
-        data = _download(info, run[first] * BLOCK_BYTES, min((run[end - 1] + 1) * BLOCK_BYTES, info.size), patient)
+        data = _download(info, run[first] * BLOCK_BYTES, min((run[end - 1] + 1) * BLOCK_BYTES, info.size))
         return [data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)]
 
     return the_cache().fill([_block(info, number) for number in run], fetch)
 
 
-def _download(info: ObjectInfo, start: int, stop: int, patient: bool) -> bytes:
+def _download(info: ObjectInfo, start: int, stop: int) -> bytes:
     """Bytes from the server, of the version that was asked about and of the right length."""
     import obstore
 
@@ -231,7 +235,7 @@ def _download(info: ObjectInfo, start: int, stop: int, patient: bool) -> bytes:
         return data
 
     try:
-        return _patiently(info.url, ask, patient=patient)
+        return _patiently(info.url, ask)
     except FileNotFoundError:
         raise StoreRefusedError(
             f"{info.url} is not there any more", hint="bring the data back, or correct the path"
@@ -242,7 +246,7 @@ def _changed(url: str) -> DataChangedError:
     return DataChangedError(f"{url} was replaced while it was read", hint="start again when nobody writes to it")
 
 
-def _patiently(url: str, call: Callable[[], _T], *, patient: bool = True) -> _T:
+def _patiently(url: str, call: Callable[[], _T]) -> _T:
     """What a call to a server returns; again and again for GIVE_UP_SECONDS where trying again may help."""
     from obstore import exceptions
 
@@ -261,7 +265,7 @@ def _patiently(url: str, call: Callable[[], _T], *, patient: bool = True) -> _T:
             raise _changed(url) from None
         except (exceptions.BaseError, OSError) as error:
             waited = time.monotonic() - begin
-            if not patient or waited + pause > GIVE_UP_SECONDS:
+            if waited + pause > GIVE_UP_SECONDS:
                 raise StoreUnavailableError(
                     f"{url}: the server does not answer, for {waited:.0f} s: {_text(error)}",
                     hint="see whether the server runs and is reached from here; a run resumes where it was",

@@ -143,16 +143,13 @@ class Fetch:
         with self._opened() as file:
             file.truncate(answer.start)
             file.seek(answer.start)
-            position, header = answer.start, b""
+            position = answer.start
             window, window_bytes = time.monotonic(), 0
             synced_at, unlooked = window, SPACE_BYTES
             try:
                 while data := answer.read():
                     if self._stop.is_set():
                         raise KeyboardInterrupt
-                    if position < HEADER_BYTES and answer.start == 0:
-                        header = (header + data)[:HEADER_BYTES]
-                        check_header(header, shown(self.file.url))
                     if note.total is not None:
                         data = data[: note.total - position]  # more than it said: the rest is not part of the file
                     unlooked += len(data)
@@ -427,7 +424,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener(watch: Watch) -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_Redirects, *handlers(watch))
+    return urllib.request.build_opener(_Redirects, *_handlers(watch))
 
 
 # How long a stop request may go unnoticed.
@@ -454,27 +451,15 @@ class Watch:
             raise TimeoutError("the deadline has passed")
 
 
-def handlers(watch: Watch) -> list[urllib.request.BaseHandler]:
+def _handlers(watch: Watch) -> Iterator[urllib.request.BaseHandler]:
     """For an opener of urllib whose answers are read under a watch; each answer's header has the whole time anew."""
-    return [_Http(watch), _Https(watch)]
-
-
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_connecting(http.client.HTTPConnection, self._watch), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_connecting(http.client.HTTPSConnection, self._watch), req)
+    http_, https = urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()
+    for handler, name, kind in (
+        (http_, "http_open", http.client.HTTPConnection),
+        (https, "https_open", http.client.HTTPSConnection),
+    ):
+        setattr(handler, name, functools.partial(handler.do_open, _connecting(kind, watch)))
+        yield handler
 
 
 def _connecting(kind: type[http.client.HTTPConnection], watch: Watch) -> Callable[..., http.client.HTTPConnection]:
@@ -519,15 +504,6 @@ class _Reads(io.RawIOBase):
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 HEADER_BYTES = 64
-
-
-def check_header(data: bytes, where: str) -> None:
-    """Raise FetchContentError unless these bytes may begin an HDF5 file."""
-    if not data.startswith(MAGIC[: len(data)]):
-        raise FetchContentError(
-            f"{where} is not an HDF5 file: it begins with {data[:16]!r}",
-            hint="look at that address in a browser: the server may send a page in place of the file",
-        )
 
 
 def check_size(path: Path) -> str:

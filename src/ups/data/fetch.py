@@ -185,8 +185,9 @@ def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any], stop: thre
     if target.exists():
         if not target.is_file():
             raise DataError(f"{target} is there already, and is no file", hint="move it away, or use another --out")
-        size = target.stat().st_size
-        if not _is_verified(target, verified.get(file.path)):
+        status, known = target.stat(), verified.get(file.path)
+        size, now = status.st_size, (status.st_size, status.st_mtime_ns)
+        if not isinstance(known, dict) or (known.get("size"), known.get("mtime_ns")) != now:
             try:
                 _check_present(file, target, size, stop)
             except OSError as error:
@@ -204,14 +205,6 @@ def _remote_size(url: str, stop: threading.Event) -> int | None:
     except (TryAgainError, BeginAgainError, FetchContentError) as error:
         logger.warning("the size of %s is not known: %s", shown(url), error)
         return None
-
-
-def _is_verified(target: Path, known: Any) -> bool:
-    status = target.stat()
-    return isinstance(known, dict) and (known.get("size"), known.get("mtime_ns")) == (
-        status.st_size,
-        status.st_mtime_ns,
-    )
 
 
 def _check_present(file: RemoteFile, target: Path, size: int, stop: threading.Event) -> None:

@@ -47,12 +47,12 @@ from ups.errors import DataError
 from ups.formats.container import Container, Variable
 from ups.formats.described import (
     END_NAMES,
-    NOT_PARAMETERS,
     STEP_NAMES,
     DescribedReader,
     equal_steps,
     is_stated,
     length_names,
+    owned_numbers,
     spacing_names,
     understand,
 )
@@ -261,9 +261,7 @@ class _Guesser:
             its_dims = labels if variable is main else labels_of(variable, main, labels)
             if its_dims is None or variable.name in self.used or any(a not in its_dims for a in names.values()):
                 continue
-            if variable is not main and (
-                self._may_be_parameter(variable, main, dims) or self._may_be_coordinate(variable)
-            ):
+            if variable is not main and self._is_no_field(variable, main, dims):
                 continue
             self.used.add(variable.name)
             fields += self._fields_of(variable, its_dims, labels, steady, len(fields), len(names))
@@ -275,15 +273,13 @@ class _Guesser:
         why = "as you said" if dims.called else why
         self._say("dims", why, sure=not dims.seen, look=bool(dims.seen))
 
-    def _may_be_parameter(self, variable: Variable, main: Variable, dims: Dims) -> bool:
-        """Whether an array is a row of numbers without names, as long as there are trajectories."""
-        if len(variable.shape) != 1 or variable.dims[0] or TRAJECTORY not in dims.role:
+    def _is_no_field(self, variable: Variable, main: Variable, dims: Dims) -> bool:
+        """Whether an array is a row of numbers without names: as long as there are trajectories, so that it may be a
+        parameter, or rising or falling, so that it may be a coordinate, which is named as not used."""
+        if len(variable.shape) != 1 or variable.dims[0]:
             return False
-        return variable.shape[0] == main.shape[dims.role.index(TRAJECTORY)]
-
-    def _may_be_coordinate(self, variable: Variable) -> bool:
-        """Whether an array is a row of numbers without names that rises or falls: named as not used, and no field."""
-        return len(variable.shape) == 1 and not variable.dims[0] and rises(self.container, variable.name)
+        count = main.shape[dims.role.index(TRAJECTORY)] if TRAJECTORY in dims.role else 0
+        return variable.shape[0] == count or rises(self.container, variable.name)
 
     def _fields_of(
         self, variable: Variable, dims: list[str], usual: list[str], steady: bool, first: int, num_axes: int
@@ -293,7 +289,8 @@ class _Guesser:
         if COMPONENT in dims and variable.shape[dims.index(COMPONENT)] != num_axes:
             dims = [CHANNEL if dim == COMPONENT else dim for dim in dims]
             size = variable.shape[dims.index(CHANNEL)]
-        nameless = self._nameless()
+        # An .npy names no array: its only one is called as the file.
+        nameless = Path(self.container.path).suffix == ".npy" and len(self.container.variables) == 1
         base = "u" if nameless else plain_name(variable.name.split("/")[-1], "u")
         role = "target" if steady else "state" if TIME in dims else "static"
         entries: list[dict[str, Any]] = []
@@ -318,10 +315,6 @@ class _Guesser:
                 entry["dims"] = dims
             entries.append(entry)
         return entries
-
-    def _nameless(self) -> bool:
-        """Whether the array is called as its file because it is alone in there: that of an .npy."""
-        return Path(self.container.path).suffix == ".npy" and len(self.container.variables) == 1
 
     def _steady(self, fields: list[dict[str, Any]]) -> None:
         if len(fields) < 2 and not self.given:
@@ -433,24 +426,11 @@ class _Guesser:
                         entries, f"{short}_{column}", {"dataset": name, "channel": column}, values, variable
                     )
         sizes = {n for v in self.container.variables.values() for n in v.shape}
-        for name, value in self.container.attributes.items():
-            if (
-                isinstance(value, float)
-                and ("", name) not in self.used_attributes
-                and not is_about_the_file(name, value, sizes)
-                and not is_stated(name, value, layout)
-            ):
-                self._parameter(entries, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
-        for owner, variable in self.container.variables.items():
-            for name, value in variable.attributes.items():
-                taken = (
-                    (owner, name) in self.used_attributes
-                    or name.split("[")[0] in NOT_PARAMETERS
-                    or is_about_the_file(name, value, sizes)
-                )
-                if isinstance(value, float) and not taken:
-                    source = {"dataset": owner, "attribute": name}
-                    self._parameter(entries, name, source, np.array([value]), None)
+        for owner, name, value in owned_numbers(self.container):
+            described = (owner, name) in self.used_attributes or is_about_the_file(name, value, sizes)
+            if not described and not is_stated(name, value, layout):
+                source = {"dataset": owner, "attribute": name} if owner else {"attribute": name}
+                self._parameter(entries, name.split("/")[-1], source, np.array([value]), None)
         self.values["parameters"] = entries
 
     def _parameter(

@@ -32,18 +32,19 @@ NUM_SAMPLED = 16
 _Number = TypeVar("_Number", int, float)
 
 
-def make_card(
-    reader: Reader, paths: list[str], *, format: str = "auto", num_sampled: int = NUM_SAMPLED
-) -> dict[str, Any]:
+def make_card(reader: Reader, paths: list[str], *, format: str = "auto") -> dict[str, Any]:
     """Facts about a data set as JSON: shapes, units, ranges, size, time, boundaries, parameters, splits, identity.
 
-    Ranges are of at most `num_sampled` trajectories of each split, evenly chosen; the card says of how many.
+    Ranges are of at most NUM_SAMPLED trajectories of each split, evenly chosen; the card says of how many.
     """
     task = reader.task
-    ranges, seen = _ranges(reader, num_sampled)
+    if format == "auto":
+        described = isinstance(reader, DescribedReader)
+        format = DESCRIBED if described else recognized([data_path(path) for path in paths])
+    ranges, seen = _ranges(reader)
     card: dict[str, Any] = {
         "paths": paths,
-        "format": _format_of(reader, paths) if format == "auto" else format,
+        "format": format,
         "bytes": sum(_bytes_of(data_path(p)) for p in paths),
         "identity": reader.identity(),
         "task": task.name,
@@ -88,10 +89,6 @@ def make_card(
     return card
 
 
-def _format_of(reader: Reader, paths: list[str]) -> str:
-    return DESCRIBED if isinstance(reader, DescribedReader) else recognized([data_path(path) for path in paths])
-
-
 def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     """The card as rows of (label, text) for a person."""
     rows = [("task", card["task"] + (f": {card['equation']}" if card["equation"] else ", equation not known"))]
@@ -134,7 +131,7 @@ def _each(reader: Reader, what: Callable[[str, int], _Number]) -> Iterator[_Numb
             yield from (what(split, trajectory) for trajectory in range(count))
 
 
-def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
+def _ranges(reader: Reader) -> tuple[dict[str, Any], int]:
     """Minimum, maximum, mean and deviation of every channel and parameter over sampled trajectories."""
     task = reader.task
     roles: tuple[Role, ...] = ("state", "static", "target")
@@ -142,7 +139,7 @@ def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
     parameters = Moments(len(task.parameters), allow_nonfinite=True)
     seen = 0
     for split, count in reader.splits.items():
-        for trajectory in np.unique(np.linspace(0, count - 1, min(count, num_sampled)).astype(int)) if count else ():
+        for trajectory in np.unique(np.linspace(0, count - 1, min(count, NUM_SAMPLED)).astype(int)) if count else ():
             window = reader.read(split, int(trajectory), 0, 0 if task.steady else 1)
             for role in ("static", "target"):
                 moments[role].add(by_channel(getattr(window, role), 0))
@@ -250,7 +247,7 @@ def _draw_lines(figure: Any, reader: Reader, split: str, chosen: list[int]) -> N
             image = axis.pcolormesh(*edges, window.state[:, row], shading="flat", rasterized=True, **style)
             axis.set_xlabel(_axis_label(reader, 0))
             if column == 0:
-                axis.set_ylabel(_time_label(reader))
+                axis.set_ylabel(_with_unit("t", reader.task.time_unit))
             if row == 0:
                 axis.set_title(_name_of(reader, split, window), fontsize=9)
             # Below: at the side its label would look like that of the next panel.
@@ -391,13 +388,13 @@ def _labels(reader: Reader, role: Any) -> dict[str, str]:
     task = reader.task
     owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
     names = task.channel_names(role)
-    return {n: n if f.unit == "1" else f"{n} [{f.unit}]" for n, f in zip(names, owners, strict=True)}
+    return {name: _with_unit(name, owner.unit) for name, owner in zip(names, owners, strict=True)}
 
 
 def _axis_label(reader: Reader, number: int) -> str:
     axis = reader.task.axes[number]
-    return axis.name if axis.unit == "1" else f"{axis.name} [{axis.unit}]"
+    return _with_unit(axis.name, axis.unit)
 
 
-def _time_label(reader: Reader) -> str:
-    return "t" if reader.task.time_unit == "1" else f"t [{reader.task.time_unit}]"
+def _with_unit(name: str, unit: str) -> str:
+    return name if unit == "1" else f"{name} [{unit}]"

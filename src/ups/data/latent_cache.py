@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from ups.data.rank_source import EXTRA, Array, read_arrays
 from ups.errors import ConfigError, DataError, DiskFullError, IntegrityError, UpsError
@@ -49,8 +50,7 @@ _WRITE = "write it with: ups data cache RECIPE"
 _AGAIN = "write it again: ups data cache RECIPE --overwrite"
 
 
-@dataclass(frozen=True)
-class CacheKey:
+class CacheKey(BaseModel, frozen=True):
     """Everything that decides the bytes of a cache.
 
     encoder: hash of the weights; '' where it is not known and not to be compared. model: the settings that decide what
@@ -59,9 +59,9 @@ class CacheKey:
 
     dtype: str
     encoder: str
-    model: Mapping[str, object]
+    model: dict[str, Any]
     context_frames: int
-    tasks: Mapping[str, tuple[str, str]]
+    tasks: dict[str, tuple[str, str]]
 
     @classmethod
     def of(
@@ -76,23 +76,12 @@ class CacheKey:
     ) -> CacheKey:
         """The key of latents of this data."""
         tasks = {r.task.name: (r.identity(), _hash(statistics[r.task.name].to_json())) for r in readers}
-        return cls(dtype, encoder, dict(model), context_frames, tasks)
+        tasks = dict(sorted(tasks.items()))
+        return cls(dtype=dtype, encoder=encoder, model=dict(model), context_frames=context_frames, tasks=tasks)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "dtype": self.dtype,
-            "encoder": self.encoder,
-            "model": dict(self.model),
-            "context_frames": self.context_frames,
-            "tasks": {name: list(pair) for name, pair in sorted(self.tasks.items())},
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CacheKey:
-        """Reads what `to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
-        tasks = {str(name): (str(first), str(second)) for name, (first, second) in data["tasks"].items()}
-        return cls(str(data["dtype"]), str(data["encoder"]), dict(data["model"]), int(data["context_frames"]), tasks)
+        return self.model_dump(mode="json")
 
     @property
     def hash(self) -> str:
@@ -179,7 +168,7 @@ def latents_in(reader: Reader, trajectory: int, context_frames: int) -> int:
 
 @dataclass(frozen=True)
 class LatentCache:
-    """An open cache, from which a loader reads (`ups.data.rank_source.ArraySource`): tasks in the order of a recipe.
+    """An open cache, from which a loader reads: tasks in the order of a recipe.
 
     Picklable: each process maps files itself. manifest: hash of its manifest, which names all bytes. reads_fields:
     whether windows come with their fields.
@@ -195,7 +184,7 @@ class LatentCache:
     def read(
         self, task: int, reader: Reader, split: str, trajectories: Sequence[int], starts: Sequence[int], num_frames: int
     ) -> dict[str, Array]:
-        """The arrays of windows (`ArraySource`) with their latents (B, L, *N, Z) among them."""
+        """The arrays of windows (`read_arrays`) with their latents (B, L, *N, Z) among them."""
         if self.reads_fields:
             arrays = read_arrays(reader, split, trajectories, starts, num_frames)
         else:
@@ -210,8 +199,9 @@ class LatentCache:
         stored = np.empty((len(trajectories), count, *layout.shape), STORED[self.dtype])
         for row, (trajectory, start) in enumerate(zip(trajectories, starts, strict=True)):
             file = trajectory // layout.per_file
+            mapped = self._file(layout.file_name(file)).view(STORED[self.dtype]).reshape(-1, *layout.shape)
             first = int(layout.before[trajectory] - layout.before[file * layout.per_file]) + start
-            stored[row] = self._mapped(layout, file)[first : first + count]
+            stored[row] = mapped[first : first + count]
         return as_float32(stored, self.dtype)
 
     def _without_fields(self, task: int, reader: Reader, trajectories: Sequence[int]) -> dict[str, Array]:
@@ -224,9 +214,6 @@ class LatentCache:
         for axis, coordinate in enumerate(reader.coordinates):
             arrays[f"coordinates.{axis}"] = np.asarray(coordinate, np.float64)
         return arrays
-
-    def _mapped(self, layout: TaskLatents, file: int) -> npt.NDArray[Any]:
-        return self._file(layout.file_name(file)).view(STORED[self.dtype]).reshape(-1, *layout.shape)
 
     def _file(self, name: str) -> npt.NDArray[np.uint8]:
         path = f"{self.root}/{name}"
@@ -247,7 +234,7 @@ def open_cache(
     root = Path(path)
     document, manifest = read_document(root)
     try:
-        key = CacheKey.from_json(document["key"])
+        key = CacheKey.model_validate(document["key"])
         places = {
             str(name): (tuple(map(int, entry["shape"])), int(entry["per_file"]))
             for name, entry in document["tasks"].items()

@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 
 from ups.config.schema import DataConfig, LoaderConfig
-from ups.data.rank_source import EXTRA, ArrayBatch, ArraySource, RankSource, WindowIndex, read_arrays
+from ups.data.latent_cache import LatentCache
+from ups.data.rank_source import EXTRA, ArrayBatch, RankSource, WindowIndex, read_arrays
 from ups.data.read_ahead import ReadAhead
 from ups.data.sampler import Cut, build_sampler
 from ups.data.worker_pool import MAX_ASKED, WorkerPool
@@ -107,8 +108,7 @@ class Loader:
             self._coming.append(next(self._numbers))
         self._ahead.want(self._coming)
         number = self._coming.popleft()
-        self._ahead.wait(number)
-        return self.source.read(number)
+        return self._ahead.read(number)
 
     def _receive(self, pool: WorkerPool) -> ArrayBatch:
         ahead = self._config.workers * min(self._config.prefetch, MAX_ASKED)
@@ -157,12 +157,12 @@ def build_loader(
     micro_batch_size: int | None = None,
     grouped: bool = False,
     start_step: int = 0,
-    array_source: ArraySource | None = None,
+    array_source: LatentCache | None = None,
 ) -> Loader:
     """The training loader of one rank: windows of `window_frames` frames of the train split.
 
     readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch.
-    array_source: reads windows in place of the readers, such as a latent cache. Raises ConfigError if blocks cannot be
+    array_source: reads windows in place of the readers. Raises ConfigError if blocks cannot be
     cut evenly, DataError if a task has no window of that length.
     """
     if len(readers) != len(data.tasks):
@@ -190,32 +190,13 @@ def build_loader(
     return Loader(source, rank_info, data.loader, start_step)
 
 
-def evaluation_batches(
-    reader: Reader,
-    split: str,
-    rank_info: RankInfo,
-    *,
-    window_frames: int,
-    batch_size: int,
-    max_trajectories: int | None = None,
-) -> Iterator[tuple[Batch, tuple[int, ...]]]:
-    """This rank's part of a split, with trajectory numbers: over all ranks each trajectory exactly once.
-
-    One sample is the first `window_frames` frames of a trajectory (of a steady task: its fields). Rank r takes
-    trajectories r, r + world_size, ... of those that are as long: ranks may have one more or less, so no collective may
-    run per batch.
-    """
+def first_batch(reader: Reader, split: str, *, window_frames: int, batch_size: int) -> Batch:
+    """The first window of each of the first trajectories that are long enough; of a steady task its fields."""
     index = WindowIndex.of(reader, split, window_frames)
-    long_enough = range(index.num_trajectories)
-    if index.frames is not None:
-        long_enough = [t for t in long_enough if index.windows_in(t)]  # type: ignore[assignment]
-    mine = long_enough[:max_trajectories][rank_info.rank :: rank_info.world_size]
-    for first in range(0, len(mine), batch_size):
-        trajectories = tuple(mine[first : first + batch_size])
-        arrays = read_arrays(reader, split, trajectories, [0] * len(trajectories), index.read_frames)
-        arrays["numbers"] = np.array([index.number(t, 0) for t in trajectories], np.int64)
-        batch = _to_batch(arrays, reader.task, 0)
-        yield (batch.pin_memory() if rank_info.device_kind == "cuda" else batch), trajectories
+    trajectories = [t for t in range(index.num_trajectories) if index.windows_in(t)][:batch_size]
+    arrays = read_arrays(reader, split, trajectories, [0] * len(trajectories), index.read_frames)
+    arrays["numbers"] = np.array([index.number(t, 0) for t in trajectories], np.int64)
+    return _to_batch(arrays, reader.task, 0)
 
 
 def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int, sample_weight: float = 1.0) -> Batch:

@@ -14,9 +14,9 @@ import functools
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from ups.data.sampler import Cut, Sampler
 from ups.errors import DataError, StoreRefusedError, StoreUnavailableError, UpsError
 from ups.formats.base import Int64, Reader
 from ups.record.failure import Frame, worker_stem
-from ups.spec.batch import Window
+
+if TYPE_CHECKING:
+    from ups.data.latent_cache import LatentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,6 @@ class WindowIndex:
         before = trajectory * self._windows if self._before is None else int(self._before[trajectory])
         return before + start_frame
 
-    def read(self, reader: Reader, split: str, number: int) -> Window:
-        """The window of that number, carrying its number."""
-        trajectory, start_frame = self.locate(number)
-        return replace(reader.read(split, trajectory, start_frame, self.read_frames), number=number)
-
 
 Array = npt.NDArray[Any]
 EXTRA = "extra."
@@ -121,24 +118,6 @@ class ArrayBatch:
     task: int
     step: int
     arrays: dict[str, Array]
-
-
-class ArraySource(Protocol):
-    """Reads the arrays of windows in place of the readers. Picklable, and without torch: workers use it.
-
-    Such as `ups.data.latent_cache`, which adds the latents of an encoder, and reads no fields where only they count.
-    """
-
-    @property
-    def reads_fields(self) -> bool:
-        """Whether it reads fields from the files of the readers."""
-        ...
-
-    def read(
-        self, task: int, reader: Reader, split: str, trajectories: Sequence[int], starts: Sequence[int], num_frames: int
-    ) -> dict[str, Array]:
-        """As `read_arrays`, for task number `task`; arrays named `extra.NAME` are `Batch.extra[NAME]`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +136,8 @@ class RankSource:
 
     cuts: one for each task. grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as
     one graph; otherwise each part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
-    array_source: reads windows in place of the readers, such as a latent cache. host_ranks, host_readers: ranks of this
-    host, and processes that read such a source; they share its cache of objects.
+    array_source: reads windows in place of the readers, with latents. host_ranks, host_readers: ranks of this host, and
+    processes that read such a source; they share its cache of objects.
     """
 
     readers: tuple[Reader, ...]
@@ -167,7 +146,7 @@ class RankSource:
     cuts: tuple[Cut, ...]
     grouped: bool = False
     split: str = "train"
-    array_source: ArraySource | None = None
+    array_source: LatentCache | None = None
     host_ranks: int = 1
     host_readers: int = 1
 
@@ -203,11 +182,22 @@ class RankSource:
     def read(self, number: int) -> ArrayBatch:
         """Reads part `number`. Raises DataError that names file, trajectory and frame."""
         planned = self.plan(number)
+        return self.batch_of(planned, [self.arrays_of(planned)])
+
+    def arrays_of(self, planned: Planned, rows: slice = slice(None)) -> dict[str, Array]:
+        """The arrays of some windows of a part, without their numbers."""
         reader, index = self.readers[planned.task], self.indexes[planned.task]
-        trajectories, starts = index.locate_all(planned.numbers)
+        trajectories, starts = index.locate_all(planned.numbers[rows])
         window = (self.split, trajectories, starts, index.read_frames)
         source = self.array_source
-        arrays = read_arrays(reader, *window) if source is None else source.read(planned.task, reader, *window)
+        return read_arrays(reader, *window) if source is None else source.read(planned.task, reader, *window)
+
+    def batch_of(self, planned: Planned, windows: Sequence[dict[str, Array]]) -> ArrayBatch:
+        """A part from the arrays of its windows, in order."""
+        arrays = dict(windows[0])
+        if len(windows) > 1:
+            joined = [name for name in arrays if not name.startswith("coordinates.")]
+            arrays |= {name: np.concatenate([window[name] for window in windows]) for name in joined}
         arrays["numbers"] = planned.numbers
         return ArrayBatch(planned.task, planned.step, arrays)
 

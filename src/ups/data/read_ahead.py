@@ -1,10 +1,9 @@
-"""Brings data from object stores to this host before it is read; the sampler is arithmetic: what comes next is known.
+"""Reads ahead where data lie in object stores; the sampler is arithmetic: what comes next is known.
 
-Threads bring the windows of a part at the same time, because a server answers many requests in the time of one. How
-many parts ahead is for the caller (`data.loader.prefetch`), and less where the cache is small: what is brought must
-still be there when it is read. What was read is marked in the cache (`ups.buckets.block_cache`) with the time of its
-next read, which is arithmetic as well, so that what is needed last is evicted first. Nothing fails here: what could not
-be brought is asked for again, with retries, when it is read.
+Threads read the windows of the next parts at the same time, because a server answers many requests in the time of one.
+How many parts ahead is for the caller (`data.loader.prefetch`). What was read is marked in the cache
+(`ups.buckets.block_cache`) with the time of its next read, which is arithmetic as well, so that what is needed last is
+evicted first.
 """
 
 from __future__ import annotations
@@ -12,106 +11,83 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 
-from ups.buckets.block_cache import BLOCK_BYTES, BlockCache, the_cache
-from ups.buckets.cached_objects import threads
-from ups.data.rank_source import Planned, RankSource
+from ups.buckets.block_cache import BlockCache, the_cache
+from ups.buckets.cached_objects import noted_blocks, threads
+from ups.data.rank_source import Array, ArrayBatch, Planned, RankSource
 from ups.errors import UpsError
-from ups.formats.base import Reader
 
-# Of windows ahead of the one that is read.
-MAX_WINDOWS = 256
-# A server that says nothing is waited for where a window is read, and named there.
-WAIT_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """windows: the blocks in the cache of each of its windows, as soon as they are there."""
-
-    planned: Planned
-    windows: list[Future[list[str]]]
-
-    def blocks(self) -> list[list[str]]:
-        """By window; none of those that are not there."""
-        return [one.result() if one.done() and one.exception() is None else [] for one in self.windows]
+# The arrays of a window, and the blocks of the cache that it was read from.
+_Window = tuple[dict[str, Array], list[str]]
 
 
 class ReadAhead:
-    """What one process has asked for of the parts of a `RankSource`."""
+    """What one process has begun to read of the parts of a `RankSource`."""
 
     def __init__(self, source: RankSource) -> None:
         self._source = source
-        self._asked: dict[int, _Part] = {}
-        self._read: _Part | None = None  # by the caller, after it has waited for it
+        self._begun: dict[int, list[Future[_Window]]] = {}
+        self._last: tuple[Planned, list[list[str]]] | None = None  # that was read, and the blocks of its windows
         self._pace = _Pace()
-        # All processes of the host together take half of the cache: the other half is for what is used again.
-        cache = _cache()
-        self._most_blocks = 0 if cache is None else cache.limit_bytes // BLOCK_BYTES // 2 // source.host_readers
-        self._window_blocks = 0.0  # of the windows so far; before the first one nothing is known
 
     @classmethod
     def of(cls, source: RankSource) -> ReadAhead | None:
-        """One for a source of which some data lies in a bucket; None where there is nothing to bring."""
-        remote = any(reader.remote for reader in source.readers)
-        return cls(source) if remote and source.reads_fields else None
+        """One for a source of which some data lies in a bucket; None where nothing is gained by it."""
+        return cls(source) if source.reads_fields and any(reader.remote for reader in source.readers) else None
 
     def want(self, numbers: Iterable[int]) -> None:
-        """Begin to bring these parts, unless too much is on its way."""
+        """Begin to read these parts."""
         for number in numbers:
-            if number not in self._asked and self._may_ask():
-                self._asked[number] = self._ask(number)
+            if number not in self._begun:
+                self._begun[number] = self._begin(number)
 
-    def wait(self, number: int) -> None:
-        """Bring one part now; returns when all of it was tried, or after WAIT_SECONDS. The one before was read."""
-        self._mark_read()
-        part = self._asked.pop(number, None) or self._ask(number)
-        wait(part.windows, timeout=WAIT_SECONDS)
-        counts = [len(blocks) for blocks in part.blocks() if blocks]
-        if counts:
-            self._window_blocks = max(0.9 * self._window_blocks, sum(counts) / len(counts))
-        self._read = part
-        # Parts of a position that was left are never waited for.
-        self._asked = {n: found for n, found in self._asked.items() if n > number}
+    def read(self, number: int) -> ArrayBatch:
+        """One part, as `RankSource.read` gives it."""
+        self._mark_last()
+        self.want([number])
+        windows = self._begun.pop(number)
+        if not windows:
+            return self._source.read(number)
+        try:
+            arrays, blocks = zip(*[window.result() for window in windows], strict=True)
+        except BaseException:
+            for waiting in (windows, *self._begun.values()):
+                for window in waiting:
+                    window.cancel()
+            raise
+        planned = self._source.plan(number)
+        self._last = planned, list(blocks)
+        # Parts of a position that was left are never asked for.
+        self._begun = {n: begun for n, begun in self._begun.items() if n > number}
+        return self._source.batch_of(planned, arrays)
 
-    def _may_ask(self) -> bool:
-        num_windows = sum(len(part.windows) for part in self._asked.values())
-        if num_windows == 0:
-            return True
-        with_one_more = num_windows + num_windows // len(self._asked)
-        return num_windows < MAX_WINDOWS and 0 < self._window_blocks * with_one_more < self._most_blocks
+    def _begin(self, number: int) -> list[Future[_Window]]:
+        """Its windows, each read by a thread; none where they lie on this host."""
+        planned = self._source.plan(number)
+        if not self._source.readers[planned.task].remote:
+            return []
+        return [threads().submit(self._window, planned, row) for row in range(len(planned.numbers))]
 
-    def _mark_read(self) -> None:
-        """Tell the cache when the blocks of the part that was read are used again."""
-        if self._read is None or not self._read.windows:
+    def _window(self, planned: Planned, row: int) -> _Window:
+        with noted_blocks() as blocks:
+            return self._source.arrays_of(planned, slice(row, row + 1)), blocks
+
+    def _mark_last(self) -> None:
+        """Tell the cache when the blocks of the part that was read last are used again."""
+        if self._last is None:
             return
-        part, self._read = self._read, None
-        seconds, cache = self._pace.seconds_per_step(part.planned.step), _cache()
+        (planned, windows), self._last = self._last, None
+        seconds, cache = self._pace.seconds_per_step(planned.step), _cache()
         if seconds is None or cache is None or cache.has_room():
             return
-        needed = {key for other in self._asked.values() for blocks in other.blocks() for key in blocks}
-        steps = steps_until_next_use(self._source, part.planned)
-        for blocks, distance in zip(part.blocks(), steps.tolist(), strict=True):
+        steps = steps_until_next_use(self._source, planned)
+        for blocks, distance in zip(windows, steps.tolist(), strict=True):
             for key in blocks:
-                if key not in needed:
-                    cache.expect(key, distance * seconds)
-
-    def _ask(self, number: int) -> _Part:
-        planned = self._source.plan(number)
-        reader, index = self._source.readers[planned.task], self._source.indexes[planned.task]
-        if not reader.remote:
-            return _Part(planned, [])
-        trajectories, starts = index.locate_all(planned.numbers)
-        windows = [
-            threads().submit(_bring, reader, self._source.split, int(trajectory), int(start), index.read_frames)
-            for trajectory, start in zip(trajectories, starts, strict=True)
-        ]
-        return _Part(planned, windows)
+                cache.expect(key, distance * seconds)
 
 
 class _Pace:
@@ -137,13 +113,6 @@ def _cache() -> BlockCache | None:
     with contextlib.suppress(UpsError):
         return the_cache()
     return None
-
-
-def _bring(reader: Reader, split: str, trajectory: int, start: int, num_frames: int) -> list[str]:
-    """The blocks of a window in the cache; none if that is not known."""
-    with contextlib.suppress(UpsError, OSError):
-        return reader.bring(split, trajectory, start, num_frames)
-    return []
 
 
 def steps_until_next_use(source: RankSource, planned: Planned) -> npt.NDArray[np.float64]:

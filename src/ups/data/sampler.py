@@ -76,11 +76,6 @@ class Mixture:
         # (cycle,) each: the task of a position, and how many earlier positions of the cycle have the same task.
         self._tasks, self._earlier = _spread(self.quotas)
 
-    @property
-    def shares(self) -> Float64:
-        """The shares that the cycle really has."""
-        return np.array(self.quotas, np.float64) / self.cycle
-
     def locate(self, block: int) -> tuple[int, int]:
         """(task, number of earlier blocks of that task) of a block of the endless sequence."""
         cycles, position = divmod(block, self.cycle)
@@ -161,10 +156,6 @@ class TaskStream:
         here, later = (n * self.size + self._permutation.inverse(numbers, n) for n in (current, current + 1))
         return np.where(here > after, here, later)
 
-    def place_of(self, number: int, pass_number: int) -> int:
-        """Where in the stream a window is seen in a given pass: the inverse of `numbers`."""
-        return pass_number * self.size + int(self._permutation.inverse([number], pass_number)[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -202,8 +193,6 @@ class Sampler:
         self.batch_sizes = tuple(batch_sizes)
         self.blocks_per_step = blocks_per_step
         self.mixture = Mixture([1.0] * len(sizes) if shares is None else shares)
-        if len(self.mixture.quotas) != len(sizes):
-            raise ConfigError(f"{len(sizes)} tasks need as many shares, not {len(self.mixture.quotas)}")
         self._streams = tuple(TaskStream(n, s, seed) for n, s in zip(names, sizes, strict=True))
         # What decides the order of windows; a run that resumes under another fingerprint sees another order.
         equal = len(set(batch_sizes)) == 1
@@ -213,18 +202,13 @@ class Sampler:
 
     def locate(self, step: int, slot: int) -> tuple[int, int]:
         """(task, position of the block's first window in the stream of that task)."""
-        if step < 0 or not 0 <= slot < self.blocks_per_step:
-            raise ValueError(f"there is no slot {slot} of step {step}: a step has {self.blocks_per_step} slots")
         task, earlier = self.mixture.locate(step * self.blocks_per_step + slot)
         return task, earlier * self.batch_sizes[task]
 
     def block(self, step: int, slot: int, start: int = 0, stop: int | None = None) -> Block:
         """Rows start..stop-1 of a block (default all): what one rank or micro-batch takes."""
         task, position = self.locate(step, slot)
-        size = self.batch_sizes[task]
-        rows = size if stop is None else stop
-        if not 0 <= start <= rows <= size:
-            raise ValueError(f"rows {start} to {rows} are not in a block of {size}")
+        rows = self.batch_sizes[task] if stop is None else stop
         return Block(task, self._streams[task].numbers(position + start, position + rows))
 
     def next_positions(self, task: int, numbers: Int64, after: int) -> Int64:
@@ -302,8 +286,6 @@ class Cut:
 
     def rows(self, batch: int) -> tuple[int, int]:
         """First and one past the last row of this rank's micro-batch `batch` of a block."""
-        if not 0 <= batch < self.batches_per_block:
-            raise ValueError(f"there is no micro-batch {batch}: a rank has {self.batches_per_block} in a block")
         start = self.rank * self.share + batch * self.micro_batch_size
         return start, start + self.micro_batch_size
 

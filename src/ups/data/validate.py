@@ -165,10 +165,10 @@ class _Validator:
     def __init__(self, reader: Reader, split: str, trajectory: int, drift_tolerance: float, *, measure: bool) -> None:
         self.reader, self.split, self.trajectory = reader, split, trajectory
         self._tolerance = drift_tolerance
-        self._hash = hashlib.blake2b(digest_size=8)
+        self.hash = hashlib.blake2b(digest_size=8)
         self._samples: list[Float64] = []
         self._measure = measure
-        self._moments = Moments(len(self._channels()))
+        self._moments = Moments(reader.task.num_channels(reader.task.predicted))
 
     def finding(self, kind: str, message: str, frame: int = -1, field: str = "") -> Finding:
         where = self.reader.where(self.split, self.trajectory)
@@ -186,21 +186,18 @@ class _Validator:
         reported: set[tuple[str, str]] = set()
         for start, block in _blocks(self.reader, self.split, self.trajectory):
             self._remember(block)
+            integral = (block * weights).sum(axis=_space_axes(block), dtype=np.float64)  # (T, C)
+            size = (np.abs(block) * weights).sum(axis=_space_axes(block), dtype=np.float64)
+            if initial is None:
+                initial = (integral[0], size[0])
             for finding in (
                 *self._not_finite(block, names, start),
                 *self._constant(block, start),
                 *self._repeated(block, last, start),
                 *self._contradictions(block, start),
+                *self._drift(integral, size, initial, names, start),
             ):
                 # One finding of a kind and field per trajectory: the first frame says where to look.
-                if (finding.kind, finding.field) not in reported:
-                    reported.add((finding.kind, finding.field))
-                    yield finding
-            integral = (block * weights).sum(axis=_space_axes(block), dtype=np.float64)  # (T, C)
-            size = (np.abs(block) * weights).sum(axis=_space_axes(block), dtype=np.float64)
-            if initial is None:
-                initial = (integral[0], size[0])
-            for finding in self._drift(integral, size, initial, names, start):
                 if (finding.kind, finding.field) not in reported:
                     reported.add((finding.kind, finding.field))
                     yield finding
@@ -210,9 +207,6 @@ class _Validator:
         """(C,) root mean square of each channel of a trajectory that was measured: what rounding is relative to."""
         rms = np.array(self._moments.rms)
         return np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
-
-    def content_hash(self) -> int:
-        return int.from_bytes(self._hash.digest(), "little")
 
     def rounded_hashes(self, scales: Float64) -> list[int]:
         """Two hashes of sampled values, rounded to 1 % of the scale on two grids half a step apart.
@@ -230,10 +224,6 @@ class _Validator:
             numbers.append(int.from_bytes(hashlib.blake2b(cells.tobytes(), digest_size=8).digest(), "little"))
         return numbers
 
-    def _channels(self) -> tuple[str, ...]:
-        task = self.reader.task
-        return task.channel_names("target") if task.steady else task.channel_names("state")
-
     def _examine_given(self, given: Window) -> Iterator[Finding]:
         if not np.isfinite(given.parameters).all():
             bad = [p.name for p, v in zip(self.reader.task.parameters, given.parameters, strict=True) if not _finite(v)]
@@ -246,15 +236,15 @@ class _Validator:
                     yield self.finding("not_finite", message, field=name)
                 elif role == "target" and (channel == channel.flat[0]).all():
                     yield self.finding("constant_frame", f"target field '{name}' is the same everywhere", field=name)
-        self._hash.update(given.static.tobytes())
-        self._hash.update(given.parameters.tobytes())
+        self.hash.update(given.static.tobytes())
+        self.hash.update(given.parameters.tobytes())
         if self.reader.task.steady:
             self._remember(given.target[None])
             yield from self._contradictions(given.target[None], -1)
 
     def _remember(self, block: Float32) -> None:
         """Feeds the hashes. block (T, C, *S)."""
-        self._hash.update(np.ascontiguousarray(block).data)
+        self.hash.update(np.ascontiguousarray(block).data)
         values = block.reshape(*block.shape[:2], -1)  # (T, C, points)
         if self._measure:
             self._moments.add(by_channel(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 1))
@@ -313,7 +303,7 @@ def _compare(
 ) -> Iterator[Finding]:
     """Findings about this trajectory and those before it."""
     here = (validator.split, validator.trajectory)
-    keys = [("equal", validator.content_hash())]
+    keys = [("equal", int.from_bytes(validator.hash.digest(), "little"))]
     keys += [("nearly equal", number) for number in validator.rounded_hashes(scales)]
     for how, number in keys:
         earlier = originals.get((how, number))

@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -49,12 +50,11 @@ def serve(connection: socket.socket, source: RankSource | ErrorReply, recorder: 
             if ahead is not None:
                 waiting.extend(_asked_already(connection))
                 ahead.want(waiting)
-                ahead.wait(waiting[0])
             number = waiting.popleft()
             if isinstance(source, ErrorReply):
                 connection.send(pickle.dumps(source))
             else:
-                _answer(connection, source, number, recorder)
+                _answer(connection, source.read if ahead is None else ahead.read, number, recorder)
 
 
 def _asked_already(connection: socket.socket) -> list[int]:
@@ -66,10 +66,11 @@ def _asked_already(connection: socket.socket) -> list[int]:
     return numbers
 
 
-def _answer(connection: socket.socket, source: RankSource, number: int, recorder: Recorder | None) -> None:
+def _answer(
+    connection: socket.socket, read: Callable[[int], ArrayBatch], number: int, recorder: Recorder | None
+) -> None:
     try:
-        batch = source.read(number)
-        _send_batch(connection, number, batch)
+        _send_batch(connection, number, read(number))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:  # noqa: BLE001 - every failure belongs to the rank that asked

@@ -11,7 +11,6 @@ Runs in the rank; the other end is `ups.data.worker`. Batches of tensors are mad
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import select
@@ -32,7 +31,7 @@ import numpy.typing as npt
 import torch
 
 from ups.data.rank_source import MAX_MESSAGE, REQUEST, ArrayBatch, BatchReply, ErrorReply, RankSource, stack_file
-from ups.errors import ConfigError, DataError, MachineError, WorkerError, error_of_cause
+from ups.errors import DataError, MachineError, WorkerError, error_of_cause
 from ups.record.causes import CRASH_SIGNALS, signal_name
 from ups.record.failure import Frame, location_of_dump, set_origin
 from ups.record.processes import module_command, read_process
@@ -72,7 +71,7 @@ class WorkerPool:
         self._timeout = timeout_seconds
         self._order: deque[_Worker] = deque()
         self._turn = 0
-        payload = pickle_without_devices(source)
+        payload = pickle.dumps(source, protocol=pickle.HIGHEST_PROTOCOL)
         self._workers: list[_Worker] = []
         self._poll = select.poll()  # unlike select it knows descriptors above 1023
         self._by_file: dict[int, _Worker] = {}
@@ -149,7 +148,9 @@ class WorkerPool:
             if now < next_look:
                 continue
             next_look = now + min(_SLICE_SECONDS, self._timeout)
-            stopped_since = (stopped_since or now) if _is_stopped(worker.process.pid) else None
+            process = read_process(worker.process.pid)
+            is_stopped = process is not None and process.state in ("T", "t")
+            stopped_since = (stopped_since or now) if is_stopped else None
             enough = now - start >= patience
             if stopped_since is not None and (enough or now - stopped_since >= min(_STOPPED_SECONDS, self._timeout)):
                 raise self._stuck(worker, now - start, "it is stopped (SIGSTOP or a debugger)")
@@ -250,22 +251,6 @@ class WorkerPool:
         self._by_file.clear()
 
 
-def pickle_without_devices(source: RankSource) -> bytes:
-    """The source as bytes for a worker. Raises ConfigError if a tensor on a device hides in it."""
-    buffer = io.BytesIO()
-    _ScanningPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(source)
-    return buffer.getvalue()
-
-
-class _ScanningPickler(pickle.Pickler):
-    def persistent_id(self, obj: Any) -> None:
-        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
-            raise ConfigError(
-                f"a reader holds a tensor on device '{obj.device.type}', which a worker process must never touch",
-                hint="keep arrays on the CPU in readers; batches move to the device in the step",
-            )
-
-
 def _start(number: int, rank: int, payload: bytes) -> _Worker:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source_file = -1
@@ -315,8 +300,3 @@ def _frame_of(stacks: Path | None) -> Frame | None:
     with suppress(OSError):
         return location_of_dump(stacks.read_text(errors="replace"))
     return None
-
-
-def _is_stopped(pid: int) -> bool:
-    process = read_process(pid)
-    return process is not None and process.state in ("T", "t")

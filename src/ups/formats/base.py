@@ -26,9 +26,10 @@ import numpy.typing as npt
 from ups.errors import DataError
 from ups.spec.batch import Float32, Float64, Window
 from ups.spec.grid import uneven_axes
-from ups.spec.task import Role, TaskSpec
+from ups.spec.task import FieldSpec, Role, TaskSpec
 
 SPLITS = ("train", "valid", "test")
+SPACE = "XYZ"
 # One read allocates at most this much, whatever a file claims about its own size.
 MAX_READ_BYTES = 1 << 30
 FLOAT32_HINT = "values must stay within 3.4e38: choose another unit, or leave those trajectories out"
@@ -131,8 +132,7 @@ class Reader(ABC):
     def __init__(self, source: Source, subsampling: Subsampling = FULL) -> None:
         self.source = source
         self.subsampling = subsampling
-        _check_coordinates(source)
-        _check_trajectories(source)
+        _check_source(source)
         _check_strides(source, subsampling)
         self._splits = {name: int(source.splits.get(name, 0)) for name in SPLITS}
         self._coordinates = tuple(_thin_coordinate(c, subsampling) for c in source.coordinates)
@@ -276,21 +276,8 @@ class Reader(ABC):
 
     @property
     def remote(self) -> bool:
-        """Whether reading asks a server, so that it pays to ask for many windows at the same time: `bring`."""
+        """Whether reading asks a server, so that it pays to read many windows at the same time."""
         return False
-
-    def bring(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> list[str]:
-        """Bring what a window needs into the cache of this host, where it lies in an object store. Safe in a thread.
-
-        Returns the keys of its blocks there.
-        """
-        stride = self.subsampling.time_stride
-        first = self.subsampling.first_frame + start_frame * stride
-        return self._bring(split, trajectory, first, first + max(0, num_frames - 1) * stride + 1, stride)
-
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
-        """The same by stored frames; a format that says nothing here is read without being brought."""
-        return []
 
     def _empty_block(self, num_samples: int, num_frames: int, steps: Float64, out: WindowBlock | None) -> WindowBlock:
         channels, space = self._num_channels, self._space
@@ -393,27 +380,22 @@ def _thin_coordinate(coordinate: Float64, subsampling: Subsampling) -> Float64:
     return np.ascontiguousarray(coordinate[::stride])
 
 
-def _check_coordinates(source: Source) -> None:
-    for axis, values in zip(source.task.axes, source.coordinates, strict=True):
-        if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
-            raise DataError(f"coordinate '{axis.name}' of task '{source.task.name}' is not finite and increasing")
-
-
-def _check_trajectories(source: Source) -> None:
+def _check_source(source: Source) -> None:
     name = source.task.name
-    for what, given, kind in (("frames", source.frames, "iu"), ("steps", source.steps, "f")):
+    for axis, points in zip(source.task.axes, source.coordinates, strict=True):
+        if points.ndim != 1 or len(points) < 2 or not np.isfinite(points).all() or (np.diff(points) <= 0).any():
+            raise DataError(f"coordinate '{axis.name}' of task '{name}' is not finite and increasing")
+    largest = float(np.finfo(np.float64).max)
+    for what, given, most in (("frames", source.frames, source.num_frames), ("steps", source.steps, largest)):
         if given is None:
             continue
-        if source.task.steady:
-            raise DataError(f"steady task '{name}' has no {what} of trajectories")
         for split, count in source.splits.items():
             values = np.asarray(given.get(split, ()))
-            if values.shape != (count,) or (count and (values.dtype.kind not in kind or not (values > 0).all())):
-                raise DataError(f"task '{name}': {what} of its {count} {split} trajectories must be as many, above 0")
-            if what == "frames" and count and int(values.max()) > source.num_frames:
-                raise DataError(f"task '{name}': a {split} trajectory has more than {source.num_frames} frames")
-            if what == "steps" and not np.isfinite(values).all():
-                raise DataError(f"task '{name}': a time step of a {split} trajectory is not finite")
+            if source.task.steady or values.shape != (count,) or not ((values > 0) & (values <= most)).all():
+                raise DataError(
+                    f"task '{name}': {what} of its {count} {split} trajectories must be as many numbers, above 0 and "
+                    f"at most {most:g}"
+                )
 
 
 def _check_strides(source: Source, subsampling: Subsampling) -> None:
@@ -446,10 +428,8 @@ def _check_strides(source: Source, subsampling: Subsampling) -> None:
             raise DataError(f"space_stride {stride} leaves less than 2 points on axis '{axis.name}'")
 
 
-def split_counts(
-    counts: list[int], valid_fraction: float, test_fraction: float
-) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """First row and number of rows of each split in each file.
+def split_rows(counts: Sequence[int], valid_fraction: float, test_fraction: float) -> dict[str, list[int]]:
+    """Which trajectories each split has, counted over all files. counts: trajectories of each file.
 
     The wanted totals are rounded up over all files so far, so that files of four trajectories still give one in ten,
     and at least one trajectory of every file goes to train. Where there are LEAST_TO_SPLIT, at least LEAST_TEST of them
@@ -457,36 +437,134 @@ def split_counts(
     """
     if test_fraction > 0 and sum(counts) >= LEAST_TO_SPLIT:
         test_fraction = max(test_fraction, LEAST_TEST / sum(counts))
-    starts: dict[str, list[int]] = {s: [] for s in SPLITS}
-    numbers: dict[str, list[int]] = {s: [] for s in SPLITS}
-    seen = valid_given = test_given = 0
+    rows: dict[str, list[int]] = {s: [] for s in SPLITS}
+    end = 0
     for count in counts:
-        seen += count
-        test = max(0, min(math.ceil(seen * test_fraction - 1e-9) - test_given, count - 1))
-        valid = max(0, min(math.ceil(seen * valid_fraction - 1e-9) - valid_given, count - 1 - test))
-        train = count - valid - test
-        test_given, valid_given = test_given + test, valid_given + valid
-        for split, start, number in (("train", 0, train), ("valid", train, valid), ("test", train + valid, test)):
-            starts[split].append(start)
-            numbers[split].append(number)
-    return starts, numbers
+        begin, end = end, end + count
+        test = max(0, min(math.ceil(end * test_fraction - 1e-9) - len(rows["test"]), count - 1))
+        valid = max(0, min(math.ceil(end * valid_fraction - 1e-9) - len(rows["valid"]), count - 1 - test))
+        rows["train"] += range(begin, end - valid - test)
+        rows["valid"] += range(end - valid - test, end - test)
+        rows["test"] += range(end - test, end)
+    return rows
 
 
 class SplitRows:
-    """starts, counts: split -> first row and number of rows in each file, as `split_counts` gives them."""
+    """counts: trajectories of each file. rows: split -> its trajectories, counted over all files."""
 
-    def __init__(self, starts: dict[str, list[int]], counts: dict[str, list[int]]) -> None:
-        self.starts, self.counts = starts, counts
-        self._ends = {split: list(accumulate(numbers)) for split, numbers in counts.items()}
+    def __init__(self, counts: Sequence[int], rows: Mapping[str, Sequence[int]]) -> None:
+        self._ends, self._rows = list(accumulate(counts)), rows
 
     @property
     def totals(self) -> dict[str, int]:
         """Trajectories of each split."""
-        return {split: ends[-1] for split, ends in self._ends.items()}
+        return {split: len(rows) for split, rows in self._rows.items()}
 
     def locate(self, split: str, trajectory: int) -> tuple[int, int]:
         """Number of the file of a trajectory, and its row in there."""
-        ends = self._ends[split]
-        number = bisect.bisect_right(ends, trajectory)
-        before = ends[number - 1] if number else 0
-        return number, self.starts[split][number] + trajectory - before
+        row = self._rows[split][trajectory]
+        number = bisect.bisect_right(self._ends, row)
+        return number, row - (self._ends[number - 1] if number else 0)
+
+    def by_split(self, values: Array) -> dict[str, Array]:
+        """For each split the values of its trajectories. values: of the trajectories of all files."""
+        return {split: values[np.asarray(rows, np.int64)] for split, rows in self._rows.items()}
+
+
+class StoredArray(Protocol):
+    """An array of a file, by name and shape."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileField:
+    """An array of trajectories, what its axes are, and the fields it gives. mask: its values are true and false.
+
+    axes: N trajectory, T time, X Y Z space, C component, K several fields, of which this is `channel`; a small letter
+    is an axis of length 1. An axis of space that is small or missing is broadcast. repeated: axes whose last point is
+    the first again and left out.
+    """
+
+    role: Role
+    array: StoredArray
+    axes: str
+    specs: tuple[FieldSpec, ...] = ()
+    mask: bool = False
+    channel: int = 0
+    repeated: str = ""
+
+    def region(self, row: int, frames: slice) -> tuple[slice, ...]:
+        """What of the array a trajectory needs."""
+        chosen = {"N": slice(row, row + 1, 1), "T": frames, "K": slice(self.channel, self.channel + 1, 1)}
+        return tuple(
+            chosen.get(letter, slice(0, size - (letter in self.repeated), 1))
+            for letter, size in zip(self.axes, self.array.shape, strict=True)
+        )
+
+    def arranged(self, values: Array, dims: int) -> Array:
+        """(T, C, *S) of such a region; an axis of space that the field does not have is of length 1."""
+        axes = self.axes.upper()
+        for letter in "NK":
+            if letter in axes:
+                values, axes = np.moveaxis(values, axes.index(letter), 0)[0], axes.replace(letter, "")
+        if "T" not in axes:
+            values, axes = values[None], "T" + axes
+        components = [i for i, letter in enumerate(axes) if letter == "C"]  # two of a tensor
+        space = [axes.index(letter) for letter in SPACE if letter in axes]
+        values = values.transpose(axes.index("T"), *components, *space)
+        sizes = iter(values.shape[1 + len(components) :])
+        shape = [next(sizes) if letter in axes else 1 for letter in SPACE[:dims]]
+        values = values.reshape(len(values), math.prod(values.shape[1 : 1 + len(components)]), *shape)
+        return values != 0 if self.mask else values
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFile(ABC):
+    """A file of trajectories. parameters: (N, P). flipped: axes along which the file has coordinates falling."""
+
+    fields: tuple[FileField, ...]
+    parameters: Array
+    flipped: tuple[bool, ...]
+
+    @abstractmethod
+    def values(self, source: FileField, row: int, frames: slice) -> Array:
+        """The region of the array of a field that a trajectory needs."""
+
+    def read(self, role: Role, row: int, frames: slice, space: tuple[int, ...]) -> Array:
+        """(T, C, *S) of one role: fields in order, along increasing coordinates."""
+        turned = tuple(slice(None, None, -1) if flip else slice(None) for flip in self.flipped)
+        parts = [
+            source.arranged(self.values(source, row, frames), len(space))[(slice(None), slice(None), *turned)]
+            for source in self.fields
+            if source.role == role
+        ]
+        parts = [p if p.shape[2:] == space else np.broadcast_to(p, (*p.shape[:2], *space)) for p in parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+class FilesReader(Reader):
+    """Windows from files of trajectories. A subclass sets the attributes before it calls `__init__`."""
+
+    _files: Sequence[TrajectoryFile]
+    _rows: SplitRows
+
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        number, row, first = self._locate(split, trajectory)
+        return self._files[number].read("state", row, slice(first + start, first + stop, step), self.source.space)
+
+    def _given(self, split: str, trajectory: int, role: Role) -> Array:
+        number, row, _ = self._locate(split, trajectory)
+        return np.asarray(self._files[number].read(role, row, slice(0, 1, 1), self.source.space)[0])
+
+    def _parameters(self, split: str, trajectory: int) -> Array:
+        number, row, _ = self._locate(split, trajectory)
+        return np.asarray(self._files[number].parameters[row])
+
+    def _locate(self, split: str, trajectory: int) -> tuple[int, int, int]:
+        """Number of the file of a trajectory, its row in there, and the frame of the file where it begins."""
+        return (*self._rows.locate(split, trajectory), 0)

@@ -92,7 +92,7 @@ class Container(ABC):
         part: str = "",
     ) -> None:
         self.path, self.variables, self.attributes = path, dict(variables), dict(attributes)
-        self.left_out, self.part, self.assumption = tuple(left_out), part, ""
+        self.left_out, self.part, self.assumption = list(left_out), part, ""
 
     @property
     def label(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable, ambiguous, find_families, listed, parents
-from ups.formats.hdf5 import ArraySurvey, FileKey, FileSurvey, Region, Values, drop_hdf5, read_region, survey_file
+from ups.formats.hdf5 import ArraySurvey, FileKey, FileSurvey, Region, Values, drop_hdf5, read_region, survey_all
 
 MAX_COMMON_VALUES = 1 << 16
 # Attributes that say what the numbers of an array mean: it cannot be read as one where they differ.
@@ -73,9 +73,9 @@ class Hdf5Container(Hdf5Arrays):
     """All arrays of one file."""
 
     def __init__(self, survey: FileSurvey) -> None:
-        left_out = list(survey.left_out)
-        attributes = {path: _single(path, values, left_out) for path, values in survey.attributes.items()}
-        super().__init__(survey.key, {}, {}, attributes.get("", {}), ())
+        unread = list(survey.left_out)
+        attributes = {path: _single(path, values, unread) for path, values in survey.attributes.items()}
+        super().__init__(survey.key, {}, {}, attributes.get("", {}), unread)
         self._unequal: dict[str, _Unequal] = {}
         self._by_group: dict[str, str] = {}  # array whose first dimension is over groups -> which groups
         self._groups: dict[str, list[str]] = {}
@@ -98,19 +98,18 @@ class Hdf5Container(Hdf5Arrays):
             self._groups[prefix] = groups
             members = [member for member in content[groups[0]] if f"{groups[0]}{member}" in survey.arrays]
             for member in members:
-                left_out += self._add_array(survey, attributes, prefix, groups, member)
+                self._add_array(survey, attributes, prefix, groups, member)
             for owner in dict.fromkeys(path for group in groups for path in content[group]):
                 if owner not in members:
                     own_of_groups = [attributes.get(f"{group}{owner}", {}) for group in groups]
-                    left_out += self._add_attributes(prefix, f"{prefix}{owner}", own_of_groups)
+                    self._add_attributes(prefix, f"{prefix}{owner}", own_of_groups)
         for names in ambiguous({name: len(variable.shape) for name, variable in self.variables.items()}):
             for name in names:
                 del self.variables[name], self._arrays[name]
-            left_out.append(
+            self.left_out.append(
                 f"{listed(names)}: whether groups that hold an array of the same name are trajectories, fields or "
                 "splits is not known (groups of trajectories have names that differ by a number, and the same arrays)"
             )
-        self.left_out = tuple(left_out)
 
     def parts(self) -> list[Container]:
         """A part for each group, where the largest array of the file is one whose length differs between them."""
@@ -159,31 +158,33 @@ class Hdf5Container(Hdf5Arrays):
         prefix: str,
         groups: list[str],
         member: str,
-    ) -> list[str]:
-        """An array that each group has as an array over groups; returns what differs, in words."""
+    ) -> None:
+        """An array that each group has as an array over groups; what differs is left out."""
         arrays = tuple(survey.arrays[f"{group}{member}"] for group in groups)
         name, shape = f"{prefix}{member}", arrays[0].shape
         dims = _names(survey.dims[f"{groups[0]}{member}"])
         equal, differing = _over_groups([attributes[f"{group}{member}"] for group in groups])
         decisive = sorted(_MEANING.intersection(differing))
         if decisive:
-            return [f"'{name}', whose attribute '{decisive[0]}' differs between groups"]
+            self.left_out.append(f"'{name}', whose attribute '{decisive[0]}' differs between groups")
+            return
         if any(array.shape != shape for array in arrays):
             shapes = sorted({array.shape for array in arrays})
             why = f"'{name}', whose shape differs between groups: {shapes[0]} and {shapes[-1]}"
-            if len({len(array.shape) for array in arrays}) > 1 or not shape:
-                return [why]
-            self._unequal[name] = _Unequal(prefix, arrays, dims, equal, why)
-            return [why, *self._add_differing(prefix, name, differing)]
+            self.left_out.append(why)
+            if len({len(array.shape) for array in arrays}) == 1 and shape:
+                self._unequal[name] = _Unequal(prefix, arrays, dims, equal, why)
+                self._add_differing(prefix, name, differing)
+            return
         common = self._common(arrays)
         if common is None:
             shape, dims = (len(groups), *shape), ("", *dims)
             self._by_group[name] = prefix
         self._arrays[name] = arrays if common is None else common
         self.variables[name] = Variable(name, shape, dims, equal)
-        return self._add_differing(prefix, name, differing)
+        self._add_differing(prefix, name, differing)
 
-    def _add_attributes(self, prefix: str, name: str, of_groups: list[dict[str, Attribute]]) -> list[str]:
+    def _add_attributes(self, prefix: str, name: str, of_groups: list[dict[str, Attribute]]) -> None:
         """Numbers among the attributes of the groups, or of a group in each of them, as arrays over them."""
         equal, differing = _over_groups(of_groups)
         for key, value in equal.items():
@@ -191,11 +192,10 @@ class Hdf5Container(Hdf5Arrays):
                 differing[key] = [value] * len(of_groups)  # a number of each trajectory, though it is the same
             else:
                 self.attributes[f"{name}@{key}"] = value
-        return self._add_differing(prefix, name, differing)
+        self._add_differing(prefix, name, differing)
 
-    def _add_differing(self, prefix: str, owner: str, differing: dict[str, list[Attribute | None]]) -> list[str]:
-        """Numbers of each group as an array over the groups; returns the others, in words."""
-        left_out: list[str] = []
+    def _add_differing(self, prefix: str, owner: str, differing: dict[str, list[Attribute | None]]) -> None:
+        """Numbers of each group as an array over the groups; the others are left out."""
         for key, values in differing.items():
             name = f"{owner}@{key}"
             if all(isinstance(value, float) for value in values):
@@ -203,10 +203,9 @@ class Hdf5Container(Hdf5Arrays):
                 self.variables[name] = Variable(name, (len(values),), ("",))
                 self._by_group[name] = prefix
             elif any(isinstance(value, float) for value in values):
-                left_out.append(f"attribute '{key}', which only some of the groups '{owner}' have as a number")
+                self.left_out.append(f"attribute '{key}', which only some of the groups '{owner}' have as a number")
             else:
-                left_out.append(f"attribute '{key}' of '{owner}', a text that differs between groups")
-        return left_out
+                self.left_out.append(f"attribute '{key}' of '{owner}', a text that differs between groups")
 
     def _common(self, arrays: tuple[ArraySurvey, ...]) -> Array | None:
         """The values of a coordinate that every group repeats; None for what differs."""
@@ -223,7 +222,7 @@ class Hdf5Container(Hdf5Arrays):
 
 def open_hdf5(path: Path) -> Hdf5Container:
     """The arrays of a file. Raises DataError for one that HDF5 cannot open."""
-    container = Hdf5Container(survey_file(path, "tree"))
+    container = Hdf5Container(*survey_all([path], "tree"))
     if not container.variables and len(container.parts()) == 1:
         reasons = "; ".join(container.left_out[:3])
         raise DataError(f"{path} has no arrays of numbers that can be read" + (f": {reasons}" if reasons else ""))

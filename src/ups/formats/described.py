@@ -8,7 +8,6 @@ may be larger than memory.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import math
 import os
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ups.config.description import (
     CHANNEL,
@@ -31,12 +29,24 @@ from ups.config.description import (
     TaskDescription,
 )
 from ups.errors import DataError
-from ups.formats.base import FLOAT32_HINT, FULL, SPLITS, Array, Reader, Source, Subsampling, split_counts
+from ups.formats.base import (
+    FLOAT32_HINT,
+    FULL,
+    SPACE,
+    Array,
+    FileField,
+    FilesReader,
+    Source,
+    SplitRows,
+    Subsampling,
+    TrajectoryFile,
+    split_rows,
+)
 from ups.formats.container import Container, Variable
 from ups.formats.open_container import open_containers
 from ups.record.text import printable
 from ups.spec.batch import Float64
-from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, ParameterSpec, Role, TaskSpec
+from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, ParameterSpec, TaskSpec
 
 TIME_NAMES = ("time", "t", "times", "t-coordinate")
 STEP_NAMES = frozenset(
@@ -53,28 +63,16 @@ _HINT = "correct the task.yaml, or let `ups init DIR --data FILE` write one"
 
 
 @dataclass(frozen=True, slots=True)
-class FieldSource:
-    """Where a field is: the array, what each of its dimensions is, and which channel of it."""
-
-    role: Role
-    dataset: str
-    dims: tuple[str, ...]
-    channel: int
-
-
-@dataclass(frozen=True, slots=True)
 class DescribedLayout:
     """One file, understood.
 
-    parameters (N, P): of each trajectory. flipped: axes whose coordinates fall. repeated: axes whose last point is the
-    first again.
+    parameters (N, P): of each trajectory. flipped: axes whose coordinates fall.
     """
 
     task: TaskSpec
-    sources: tuple[FieldSource, ...]
+    sources: tuple[FileField, ...]
     coordinates: tuple[Float64, ...]
-    flipped: tuple[str, ...]
-    repeated: tuple[str, ...]
+    flipped: tuple[bool, ...]
     num_trajectories: int
     num_frames: int
     start_time: float
@@ -122,6 +120,17 @@ def is_stated(name: str, value: float, layout: DescribedLayout) -> bool:
         known += [axis.extent, float(np.ptp(points))] if word in length_names(axis.name) else []
         known += [axis.extent / len(points)] if word in spacing_names(axis.name) else []
     return any(math.isclose(value, number, rel_tol=1e-5) for number in known)
+
+
+def owned_numbers(container: Container) -> list[tuple[str, str, float]]:
+    """(array or '' for the file, attribute, value) of the numbers that may be parameters."""
+    owned = [("", name, value) for name, value in container.attributes.items()]
+    owned += [(n, name, value) for n, array in container.variables.items() for name, value in array.attributes.items()]
+    return [
+        (owner, name, value)
+        for owner, name, value in owned
+        if isinstance(value, float) and name.split("[")[0] not in NOT_PARAMETERS
+    ]
 
 
 class _Understanding:
@@ -174,8 +183,7 @@ class _Understanding:
             task=task,
             sources=tuple(sources),
             coordinates=tuple(values for _, values, _ in grid),
-            flipped=tuple(axis.name for axis, _, falls in grid if falls),
-            repeated=tuple(axis.name for axis in said.axes if axis.repeated_end),
+            flipped=tuple(falls for _, _, falls in grid),
             num_trajectories=count,
             num_frames=num_frames,
             start_time=start,
@@ -201,7 +209,7 @@ class _Understanding:
         self.used.add(name)
         return variable
 
-    def _source(self, field: DescribedField) -> FieldSource:
+    def _source(self, field: DescribedField) -> FileField:
         variables = self.container.variables
         name = field.dataset or field.name
         if field.dataset is None and name not in variables and len(variables) == 1:
@@ -233,7 +241,12 @@ class _Understanding:
         channel = field.channel or 0
         if CHANNEL in dims and channel >= variable.shape[dims.index(CHANNEL)]:
             raise self._refuse(f"field '{field.name}' is channel {channel} of '{name}', which has fewer")
-        return FieldSource(field.role, name, dims, channel)
+        axes = self.description.axes
+        letters = {TRAJECTORY: "N", TIME: "T", CHANNEL: "K", COMPONENT: "C"}
+        letters |= {axis.name: letter for axis, letter in zip(axes, SPACE, strict=False)}
+        repeated = "".join(letters[axis.name] for axis in axes if axis.repeated_end)
+        text = "".join(letters[dim] for dim in dims)
+        return FileField(field.role, variable, text, channel=channel, repeated=repeated)
 
     def _named_dims(self, field: DescribedField, variable: Variable) -> tuple[str, ...]:
         """The dimensions by the names that the file gives them, where these are the axes' own."""
@@ -401,15 +414,10 @@ class _Understanding:
         ]
         if arrays:
             self.assumptions.append(f"arrays that are not used: {_listed(arrays)}")
-        owned: list[tuple[str, str, Any]] = [("", k, v) for k, v in container.attributes.items()]
-        owned += [(n, k, v) for n, variable in container.variables.items() for k, v in variable.attributes.items()]
         numbers = [
             f"'{k}' = {v:g}" + (f" of '{n}'" if n else "")
-            for n, k, v in owned
-            if isinstance(v, float)
-            and (n, k) not in self.used_attributes
-            and k.split("[")[0] not in NOT_PARAMETERS
-            and not is_stated(k, v, layout)
+            for n, k, v in owned_numbers(container)
+            if (n, k) not in self.used_attributes and not is_stated(k, v, layout)
         ]
         if numbers:
             self.assumptions.append(f"attributes that are not used: {_listed(numbers)}")
@@ -423,19 +431,22 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _File(TrajectoryFile):
     container: Container
-    layout: DescribedLayout
-    parameters: Array  # (N, P) float32
+
+    def values(self, source: FileField, row: int, frames: slice) -> Array:
+        return self.container.decoded(source.array.name, source.region(row, frames))
 
 
-class DescribedReader(Reader):
+class DescribedReader(FilesReader):
     """Windows from one or several files of one task.
 
     Trajectories are split as everywhere: the first go to train, then valid, the last to test. Of several files with
     many trajectories each is split, so that every split sees every file; files of one trajectory are split as a whole.
     Trajectories that are cut into pieces are held out whole, unless there are too few of them.
     """
+
+    _files: tuple[_File, ...]
 
     def __init__(
         self,
@@ -454,7 +465,7 @@ class DescribedReader(Reader):
         _check_same(containers, layouts)
         first = layouts[0]
         self._files = tuple(
-            _File(container, layout, layout.parameters.astype(np.float32))
+            _File(layout.sources, layout.parameters.astype(np.float32), layout.flipped, container)
             for container, layout in zip(containers, layouts, strict=True)
         )
         self._piece = description.cut_frames or 0
@@ -465,10 +476,10 @@ class DescribedReader(Reader):
                 )
         # Pieces that a trajectory of each file is cut into.
         self._pieces = [layout.num_frames // self._piece if self._piece else 1 for layout in layouts]
-        rows = [layout.num_trajectories * pieces for layout, pieces in zip(layouts, self._pieces, strict=True)]
-        self._ends = np.cumsum(rows).tolist()
         counts = [layout.num_trajectories for layout in layouts]
-        self._rows, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
+        rows = [count * pieces for count, pieces in zip(counts, self._pieces, strict=True)]
+        split, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
+        self._rows = SplitRows(rows, split)
         # Without defaults: a field that a later version adds changes nothing.
         self._description = description.model_dump_json(exclude_defaults=True)
         parameters = tuple(
@@ -493,11 +504,11 @@ class DescribedReader(Reader):
             replace(first.task, parameters=parameters),
             first.coordinates,
             max(lengths),
-            {split: len(numbers) for split, numbers in self._rows.items()},
+            self._rows.totals,
             first.start_time,
             assumptions,
-            frames=None if len(set(lengths)) == 1 else self._by_split(np.asarray(lengths, np.int64)),
-            steps=None if same_step else self._by_split(np.asarray(steps, np.float64)),
+            frames=None if len(set(lengths)) == 1 else self._rows.by_split(np.repeat(lengths, rows)),
+            steps=None if same_step else self._rows.by_split(np.repeat(steps, rows)),
         )
         super().__init__(source, subsampling)
 
@@ -506,25 +517,13 @@ class DescribedReader(Reader):
         self.source = replace(self.source, assumptions=(*self.source.assumptions, *texts))
 
     def where(self, split: str, trajectory: int) -> str:
-        file, row, frame = self._locate(split, trajectory)
+        number, row, frame = self._locate(split, trajectory)
         piece = f" from frame {frame}" if self._piece else ""
-        return f"{file.container.label} trajectory {row}{piece} ({split} trajectory {trajectory})"
+        return f"{self._files[number].container.label} trajectory {row}{piece} ({split} trajectory {trajectory})"
 
     def close(self) -> None:
         for file in self._files:
             file.container.close()
-
-    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
-        file, row, first = self._locate(split, trajectory)
-        return _assemble(file, row, "state", slice(first + start, first + stop, step))
-
-    def _given(self, split: str, trajectory: int, role: Role) -> Array:
-        file, row, _ = self._locate(split, trajectory)
-        return np.asarray(_assemble(file, row, role, slice(0, 1, 1))[0])
-
-    def _parameters(self, split: str, trajectory: int) -> Array:
-        file, row, _ = self._locate(split, trajectory)
-        return np.asarray(file.parameters[row])
 
     def _source_identity(self) -> str:
         # The description says which of the arrays are read: two of one file are two sources.
@@ -533,19 +532,10 @@ class DescribedReader(Reader):
             digest.update(file.container.identity().encode())
         return digest.hexdigest()
 
-    def _locate(self, split: str, trajectory: int) -> tuple[_File, int, int]:
-        """File of a trajectory, its row in there, and the first frame of its piece."""
-        number = self._rows[split][trajectory]
-        file = bisect.bisect_right(self._ends, number)
-        row, piece = divmod(number - (self._ends[file - 1] if file else 0), self._pieces[file])
-        return self._files[file], row, piece * self._piece
-
-    def _by_split(self, of_files: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """For each trajectory of each split what its file has."""
-        return {
-            split: of_files[np.searchsorted(self._ends, np.asarray(rows, np.int64), side="right")]
-            for split, rows in self._rows.items()
-        }
+    def _locate(self, split: str, trajectory: int) -> tuple[int, int, int]:
+        number, inside = self._rows.locate(split, trajectory)
+        row, piece = divmod(inside, self._pieces[number])
+        return number, row, piece * self._piece
 
 
 def open_described(
@@ -574,39 +564,6 @@ def task_name(path: Path) -> str:
     return stem if stem[:1].isalpha() or stem[:1] == "_" else f"data_{stem}"
 
 
-def _assemble(file: _File, row: int, role: Role, frames: slice) -> Array:
-    """(T, C, *S) of one role: each field read, its dimensions brought into order, channels put together."""
-    parts = [_read(file, row, source, frames) for source in file.layout.sources if source.role == role]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def _read(file: _File, row: int, source: FieldSource, frames: slice) -> Array:
-    variable = file.container.variables[source.dataset]
-    chosen = {
-        TRAJECTORY: slice(row, row + 1, 1),
-        TIME: frames,
-        CHANNEL: slice(source.channel, source.channel + 1, 1),
-    }
-    region = tuple(
-        chosen.get(dim, slice(0, size - (dim in file.layout.repeated), 1))
-        for dim, size in zip(source.dims, variable.shape, strict=True)
-    )
-    values = file.container.decoded(source.dataset, region)
-    axes = [axis.name for axis in file.layout.task.axes]
-    dims = list(source.dims)
-    for dim in (TRAJECTORY, CHANNEL):
-        if dim in dims:
-            values = values.take(0, axis=dims.index(dim))
-            dims.remove(dim)
-    components = [number for number, dim in enumerate(dims) if dim == COMPONENT]
-    time = [dims.index(TIME)] if TIME in dims else []
-    values = values.transpose(*time, *components, *(dims.index(axis) for axis in axes))
-    space = values.shape[len(time) + len(components) :]
-    values = values.reshape(values.shape[0] if time else 1, -1, *space)  # (T, C, *S)
-    turned = tuple(slice(None, None, -1) if axis in file.layout.flipped else slice(None) for axis in axes)
-    return np.asarray(values[(slice(None), slice(None), *turned)])
-
-
 def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayout]) -> None:
     first = layouts[0]
     for container, layout in zip(containers[1:], layouts[1:], strict=True):
@@ -632,34 +589,19 @@ def _check_distinct(containers: Sequence[Container]) -> None:
 
 def _split(
     counts: list[int], pieces: list[int], valid_fraction: float, test_fraction: float
-) -> tuple[dict[str, range | list[int]], bool]:
+) -> tuple[dict[str, list[int]], bool]:
     """Which pieces of trajectories, counted over all files, each split has; and whether trajectories stay whole.
 
     Pieces of one simulation resemble each other, so that simulations are held out whole where there are enough.
     """
-    whole = _split_rows(counts, valid_fraction, test_fraction)
+    # Files of one trajectory each are split as one file.
+    whole = split_rows([sum(counts)] if max(counts) == 1 else counts, valid_fraction, test_fraction)
     if max(pieces) == 1:
         return whole, True
     lacking = [s for s, part in (("valid", valid_fraction), ("test", test_fraction)) if part > 0 and not whole[s]]
     if lacking:
         rows = [count * number for count, number in zip(counts, pieces, strict=True)]
-        return _split_rows(rows, valid_fraction, test_fraction), False
+        return split_rows([sum(rows)] if max(rows) == 1 else rows, valid_fraction, test_fraction), False
     ends = np.cumsum(np.repeat(pieces, counts))
     begins = np.concatenate([[0], ends[:-1]])
     return {split: [n for row in rows for n in range(begins[row], ends[row])] for split, rows in whole.items()}, True
-
-
-def _split_rows(counts: list[int], valid_fraction: float, test_fraction: float) -> dict[str, range | list[int]]:
-    """Which rows, counted over all files, each split has."""
-    if max(counts) == 1:
-        counts = [sum(counts)]
-    starts, numbers = split_counts(counts, valid_fraction, test_fraction)
-    begins = [0, *np.cumsum(counts).tolist()]
-    rows_of: dict[str, range | list[int]] = {}
-    for split in SPLITS:
-        ranges = [
-            range(begin + start, begin + start + number)
-            for begin, start, number in zip(begins, starts[split], numbers[split], strict=False)
-        ]
-        rows_of[split] = ranges[0] if len(ranges) == 1 else [row for rows in ranges for row in rows]
-    return rows_of

@@ -37,12 +37,11 @@ from ups.buckets.cached_objects import forget
 from ups.buckets.client import is_address
 from ups.buckets.path import BucketPath, data_path, plain_name
 from ups.errors import DataError, MachineError, UpsError, error_of_cause
-from ups.formats.base import Array, Reader, SplitRows
+from ups.formats.base import Array, FileField, FilesReader, TrajectoryFile
 from ups.formats.shards import ObjectBytes, ProcessCache, map_file
 from ups.record.files import load_object, open_regular, write_file_atomically
 from ups.record.processes import module_command
 from ups.record.run_dir import home_directory
-from ups.spec.task import FieldSpec, Role
 
 TIMEOUT_SECONDS = 120.0
 # Every block of metadata is a request there.
@@ -60,7 +59,6 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 MATLAB_TEXT = b"MATLAB"
 _T = TypeVar("_T")
 
-SPACE = "XYZ"
 # The groups of The Well.
 FIELD_GROUPS = ("t0_fields", "t1_fields", "t2_fields")
 BOUNDARIES = "boundary_conditions"
@@ -144,6 +142,15 @@ def file_key(path: str | Path) -> FileKey:
     return (name, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
+def first_bytes(path: Path, count: int = 8) -> bytes:
+    """How a file begins that may be hostile; nothing of what is no regular file, or cannot be read."""
+    try:
+        with open_regular(path, follow_link=True) as file:
+            return b"" if file is None else file.read(count)
+    except (OSError, ValueError):
+        return b""
+
+
 def starts_as_hdf5(file: IO[bytes]) -> bool:
     """Whether a file has the signature of HDF5: at its beginning, or after the 512 bytes that MATLAB puts before it."""
     return any(file.seek(offset) == offset and file.read(8) == HDF5_MAGIC for offset in (0, 512))
@@ -174,13 +181,15 @@ def survey_files(paths: Sequence[str | Path], form: str = "pdebench") -> list[Fi
     return [k if isinstance(k, DataError) else known[k] for k in keys]
 
 
-def survey_file(path: str | Path, form: str) -> FileSurvey:
-    """Structure of one file. Raises DataError for a file that is refused."""
-    (survey,) = survey_files([path], form)
-    if isinstance(survey, DataError):
-        raise survey
-    drop_hdf5(survey.key[0])
-    return survey
+def survey_all(paths: Sequence[str | Path], form: str) -> list[FileSurvey]:
+    """Structure of each file. Raises DataError for the first that is refused."""
+    surveys: list[FileSurvey] = []
+    for survey in survey_files(paths, form):
+        if isinstance(survey, DataError):
+            raise survey
+        drop_hdf5(survey.key[0])  # what is open may be another file that had the name before
+        surveys.append(survey)
+    return surveys
 
 
 def _survey_path(form: str, key: FileKey) -> Path | None:
@@ -305,8 +314,10 @@ def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
         return np.asarray(data.view(dtype).reshape(array.shape)[region])
     try:
         dataset = open_unchanged(_files, key, open_library)[array.name]
-        if "deflate" in array.filters:
-            return _inflate_region(dataset, array, region)
+        objects = open_unchanged(_objects, key, ObjectBytes) if is_address(key[0]) else None
+        plain = objects is not None and array.chunks is not None and set(array.filters) <= {"shuffle"}
+        if plain or "deflate" in array.filters:
+            return _inflate_region(dataset, array, region, objects)
         return np.asarray(dataset[region])
     except UpsError:
         raise
@@ -335,22 +346,6 @@ def open_unchanged(cache: ProcessCache[_T], key: FileKey, opener: Callable[[str]
 def map_named(path: str) -> Array:
     """The bytes of a file that the user named, mapped; it may be a link."""
     return map_file(path, follow_link=True)
-
-
-def bring_region(key: FileKey, array: ArraySurvey, region: Region) -> list[str]:
-    """Bring the bytes of a region into the cache of this host, if the file is in a bucket; returns its blocks there."""
-    if not is_address(key[0]):
-        return []
-    data = open_unchanged(_objects, key, ObjectBytes)
-    if array.offset is not None:
-        return [block for _, start, stop in _ranges(array, region) for block in data.bring(start, stop)]
-    dataset = open_unchanged(_files, key, open_library)[array.name]
-    blocks: list[str] = []
-    for corner in _chunk_corners(array, _indices(region)):
-        chunk = dataset.id.get_chunk_info_by_coord(corner)
-        if chunk.byte_offset is not None:
-            blocks += data.bring(chunk.byte_offset, chunk.byte_offset + chunk.size)
-    return blocks
 
 
 def _indices(region: Region) -> list[range]:
@@ -392,7 +387,8 @@ def _read_ranges(data: ObjectBytes, array: ArraySurvey, region: Region) -> Array
     return out
 
 
-def _inflate_region(dataset: Any, array: ArraySurvey, region: Region) -> Array:
+def _inflate_region(dataset: Any, array: ArraySurvey, region: Region, objects: ObjectBytes | None) -> Array:
+    """objects: the bytes of a file in a bucket. The library would let one thread at a time wait for the server."""
     wanted = _indices(region)
     out = np.empty(tuple(map(len, wanted)), array.dtype)
     for corner in _chunk_corners(array, wanted):
@@ -404,15 +400,19 @@ def _inflate_region(dataset: Any, array: ArraySurvey, region: Region) -> Array:
             source.append(slice(r.start + first * r.step - start, r.start + (last - 1) * r.step - start + 1, r.step))
         if any(t.stop <= t.start for t in target):
             continue
-        out[tuple(target)] = _inflate(dataset, array, corner)[tuple(source)]
+        out[tuple(target)] = _inflate(dataset, array, corner, objects)[tuple(source)]
     return out
 
 
-def _inflate(dataset: Any, array: ArraySurvey, corner: tuple[int, ...]) -> Array:
+def _inflate(dataset: Any, array: ArraySurvey, corner: tuple[int, ...], objects: ObjectBytes | None) -> Array:
     chunks = array.chunks or ()
     dtype = np.dtype(array.dtype)
     expected = int(np.prod(chunks)) * dtype.itemsize
-    mask, stored = dataset.id.read_direct_chunk(corner)
+    if objects is None:
+        mask, stored = dataset.id.read_direct_chunk(corner)
+    else:
+        chunk = dataset.id.get_chunk_info_by_coord(corner)
+        mask, stored = chunk.filter_mask, objects[chunk.byte_offset : chunk.byte_offset + chunk.size]
     applied = {name for i, name in enumerate(array.filters) if not mask >> i & 1}
     data = bytes(stored)
     if "deflate" in applied:
@@ -454,69 +454,22 @@ def files_identity(format_name: str, keys: Iterable[FileKey]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FileField:
-    """A dataset of trajectories, what its axes are, and the fields it gives. mask: its values are true and false.
-
-    axes: N trajectory, T time, X Y Z space, C component; a small letter is an axis of length 1. An axis of space that
-    is small or missing is broadcast.
-    """
-
-    role: Role
-    array: ArraySurvey
-    axes: str
-    specs: tuple[FieldSpec, ...] = ()
-    mask: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryFile:
-    """A surveyed file of trajectories. parameters: (N, P). flipped: axes along which the file has coordinates falling.
-
-    groups, offsets: as in `FileSurvey`, for a file with one group per trajectory.
-    """
+class Hdf5File(TrajectoryFile):
+    """A surveyed file. groups, offsets: as in `FileSurvey`, for a file with one group per trajectory."""
 
     key: FileKey
-    fields: tuple[FileField, ...]
-    parameters: Array
-    flipped: tuple[bool, ...]
     groups: tuple[str, ...] = ()
     offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def region(self, source: FileField, row: int, frames: slice) -> tuple[ArraySurvey, Region]:
-        """The array of a field, and what of it a trajectory needs."""
-        array = source.array
+    def array(self, source: FileField, row: int) -> ArraySurvey:
+        """The array of a field that a trajectory is in."""
+        assert isinstance(source.array, ArraySurvey)
         if self.groups:
-            array = array_of_group(array, self.groups[row], self.offsets, row)
-        region = tuple(
-            slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
-            for letter, size in zip(source.axes, array.shape, strict=True)
-        )
-        return array, region
+            return array_of_group(source.array, self.groups[row], self.offsets, row)
+        return source.array
 
-    def read(self, role: Role, row: int, frames: slice, space: tuple[int, ...]) -> Array:
-        """(T, C, *S) of one role: fields in order, along increasing coordinates."""
-        turned = tuple(slice(None, None, -1) if flip else slice(None) for flip in self.flipped)
-        parts = [
-            self._read_field(source, row, frames, len(space))[(slice(None), slice(None), *turned)]
-            for source in self.fields
-            if source.role == role
-        ]
-        parts = [p if p.shape[2:] == space else np.broadcast_to(p, (*p.shape[:2], *space)) for p in parts]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def _read_field(self, source: FileField, row: int, frames: slice, dims: int) -> Array:
-        """(T, C, *S); an axis of space that the field does not have is of length 1."""
-        values, axes = read_region(self.key, *self.region(source, row, frames)), source.axes.upper()
-        if "N" in axes:
-            values, axes = values[0], axes[1:]
-        if "T" not in axes:
-            values, axes = values[None], "T" + axes
-        components = [i for i, letter in enumerate(axes) if letter == "C"]  # two of a tensor
-        values = values.transpose(0, *components, *(axes.index(letter) for letter in SPACE if letter in axes))
-        sizes = iter(values.shape[1 + len(components) :])
-        shape = [next(sizes) if letter in axes else 1 for letter in SPACE[:dims]]
-        values = values.reshape(len(values), math.prod(values.shape[1 : 1 + len(components)]), *shape)  # (T, C, *S)
-        return values != 0 if source.mask else values
+    def values(self, source: FileField, row: int, frames: slice) -> Array:
+        return read_region(self.key, self.array(source, row), source.region(row, frames))
 
 
 def array_of_group(array: ArraySurvey, group: str, offsets: Mapping[str, tuple[int, ...]], row: int) -> ArraySurvey:
@@ -525,15 +478,15 @@ def array_of_group(array: ArraySurvey, group: str, offsets: Mapping[str, tuple[i
     return replace(array, name=array.name.replace("{}", group), offset=offset)
 
 
-class Hdf5Reader(Reader):
-    """Windows from surveyed files of one format. A subclass sets the three attributes before it calls `__init__`."""
+class Hdf5Reader(FilesReader):
+    """Windows from surveyed files of one format."""
 
     format_name: str
-    _files: tuple[TrajectoryFile, ...]
-    _rows: SplitRows
+    _files: tuple[Hdf5File, ...]
 
     def where(self, split: str, trajectory: int) -> str:
-        file, row = self._locate(split, trajectory)
+        number, row, _ = self._locate(split, trajectory)
+        file = self._files[number]
         inside = f"group {file.groups[row]}" if file.groups else f"trajectory {row}"
         return f"{file.key[0]} {inside} ({split} trajectory {trajectory})"
 
@@ -541,37 +494,12 @@ class Hdf5Reader(Reader):
         for file in self._files:
             drop_hdf5(file.key[0])
 
-    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
-        file, row = self._locate(split, trajectory)
-        return file.read("state", row, slice(start, stop, step), self.source.space)
-
-    def _given(self, split: str, trajectory: int, role: Role) -> Array:
-        file, row = self._locate(split, trajectory)
-        return np.asarray(file.read(role, row, slice(0, 1, 1), self.source.space)[0])
-
-    def _parameters(self, split: str, trajectory: int) -> Array:
-        file, row = self._locate(split, trajectory)
-        return np.asarray(file.parameters[row])
-
     @property
     def remote(self) -> bool:
         return is_address(self._files[0].key[0])
 
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
-        file, row = self._locate(split, trajectory)
-        blocks: list[str] = []
-        for source in file.fields:
-            frames = slice(start, stop, step) if source.role == "state" else slice(0, 1, 1)
-            blocks += bring_region(file.key, *file.region(source, row, frames))
-        return blocks
-
     def _source_identity(self) -> str:
         return files_identity(self.format_name, [file.key for file in self._files])
-
-    def _locate(self, split: str, trajectory: int) -> tuple[TrajectoryFile, int]:
-        """File of a trajectory, and its row in there."""
-        number, row = self._rows.locate(split, trajectory)
-        return self._files[number], row
 
 
 @dataclass(frozen=True)
@@ -592,7 +520,7 @@ def read_netcdf(path: str | Path) -> NetcdfInput:
     """
     import xarray
 
-    survey = survey_file(path, "netcdf")
+    (survey,) = survey_all([path], "netcdf")
     variables = {}
     for name, array in survey.arrays.items():
         whole = tuple(slice(0, n, 1) for n in array.shape)

@@ -75,10 +75,16 @@ def survey_file(path: str, form: str) -> FileSurvey:
 
 
 class _Walk:
-    """The walk over one file. strict: a part that may not be read refuses the file; else it is left out and named."""
+    """The walk over one file. strict: a part that may not be read refuses the file; else it is left out and named.
+
+    numbers: kinds that are read, of 'fiub' (float, integer, flag), single numbers only with integers. texts: what holds
+    no numbers is left out and does not refuse the file.
+    """
 
     def __init__(self, file: Any, size: int, form: str) -> None:
         self.file, self.form, self.strict = file, form, form != "tree"
+        self.texts = form in ("tree", "netcdf")
+        self.numbers = "fiu" if self.texts else "f"
         self.survey = FileSurvey(size)
 
     def refuse(self, text: str, hint: str = "") -> None:
@@ -102,18 +108,11 @@ class _Walk:
         return None
 
     def group(
-        self,
-        group: Any,
-        prefix: str,
-        levels: int,
-        *,
-        numbers: str,
-        texts: bool = False,
-        above: frozenset[int] = frozenset(),
+        self, group: Any, prefix: str, levels: int, above: frozenset[int] = frozenset()
     ) -> dict[str, ArraySurvey]:
         """Arrays of a group and of the groups in it. levels: of groups that may be nested in it.
 
-        numbers, texts: see `array`. above: addresses of the groups that it lies in; a hard link may make a circle.
+        above: addresses of the groups that it lies in; a hard link may make a circle.
         """
         arrays: dict[str, ArraySurvey] = {}
         above = above | {_address(group)}
@@ -129,9 +128,9 @@ class _Walk:
                     self.refuse(f"group '{path[:80]}' is nested too deep")
                 else:
                     self.describe(group[name], path)
-                    arrays |= self.group(group[name], path, levels - 1, numbers=numbers, texts=texts, above=above)
+                    arrays |= self.group(group[name], path, levels - 1, above)
             elif kind is h5py.Dataset:
-                array = self.array(group[name], path, numbers=numbers, texts=texts)
+                array = self.array(group[name], path)
                 if array is not None:
                     arrays[path] = array
                     self.describe(group[name], path)
@@ -139,9 +138,8 @@ class _Walk:
                 raise DataError(f"it has more than {MAX_ARRAYS} arrays")
         return arrays
 
-    def array(self, dataset: Any, path: str, *, numbers: str, texts: bool) -> ArraySurvey | None:
-        """One dataset; None if it is left out. numbers: kinds that are read, of 'fiub' (float, integer, flag), single
-        numbers only with integers. texts: what holds no numbers is left out and does not refuse the file."""
+    def array(self, dataset: Any, path: str) -> ArraySurvey | None:
+        """One dataset; None if it is left out."""
         if _short_text(dataset, "NAME").startswith(_ONLY_A_DIMENSION):
             return None
         kind = dataset.id.get_type()
@@ -150,12 +148,12 @@ class _Walk:
             _check_storage(dataset, path)
             if isinstance(kind, h5py.h5t.TypeReferenceID) and not self.strict:
                 self.leave_out(f"'{path}', a cell or an array of structs of MATLAB: make one array, as cat(3, c{{:}})")
-            elif texts and (not isinstance(kind, _NUMBERS) or matlab == "char"):
+            elif self.texts and (not isinstance(kind, _NUMBERS) or matlab == "char"):
                 self.leave_out(f"'{path}', which does not hold numbers")
             elif matlab and "MATLAB_empty" in dataset.attrs:
                 self.leave_out(f"'{path}', which is empty")
             else:
-                array = _survey_dataset(dataset, path, self.survey.size, numbers)
+                array = _survey_dataset(dataset, path, self.survey.size, self.numbers)
                 # As MATLAB shows it: it writes the first dimension last.
                 return replace(array, shape=array.shape[::-1], column_major=True) if matlab else array
         except DataError as error:
@@ -223,7 +221,7 @@ class _Walk:
 
 def _tree(walk: _Walk) -> None:
     walk.describe(walk.file, "")
-    walk.survey.arrays = walk.group(walk.file, "", MAX_DEPTH, numbers="fiu", texts=True)
+    walk.survey.arrays = walk.group(walk.file, "", MAX_DEPTH)
 
 
 def _netcdf(walk: _Walk) -> None:
@@ -232,7 +230,7 @@ def _netcdf(walk: _Walk) -> None:
         if walk.kind_of(walk.file, name, name) is h5py.Group:
             walk.leave_out(f"group '{name[:80]}'")
             continue
-        array = walk.array(walk.file[name], name, numbers="fiu", texts=True)
+        array = walk.array(walk.file[name], name)
         if array is not None:
             walk.survey.arrays[name] = array
             walk.describe(walk.file[name], name)
@@ -261,9 +259,9 @@ def _the_well(walk: _Walk) -> None:
             raise DataError(f"'{name}' is not a group")
         group = walk.file[name]
         walk.describe(group, name)
-        numbers = "f" if name in FIELD_GROUPS else "fiub" if name == BOUNDARIES else "fiu"
-        levels = int(name == BOUNDARIES)
-        walk.survey.arrays |= walk.group(group, name, levels, numbers=numbers, texts=name == "scalars")
+        walk.numbers = "f" if name in FIELD_GROUPS else "fiub" if name == BOUNDARIES else "fiu"
+        walk.texts = name == "scalars"
+        walk.survey.arrays |= walk.group(group, name, levels=int(name == BOUNDARIES))
 
 
 def _pdebench(walk: _Walk) -> None:
@@ -281,7 +279,7 @@ def _pdebench(walk: _Walk) -> None:
             continue
         if len(survey.arrays) == MAX_GROUP_ENTRIES:
             raise DataError(f"more than {MAX_GROUP_ENTRIES} datasets in the root")
-        array = walk.array(file[name], name, numbers="f", texts=False)
+        array = walk.array(file[name], name)
         survey.arrays |= {name: array} if array is not None else {}
     survey.attributes[""] = walk.attributes(file, "", MAX_TEXT_BYTES)
     if groups:
@@ -301,7 +299,7 @@ def _alike_groups(walk: _Walk) -> tuple[dict[str, ArraySurvey], dict[str, tuple[
     for number, name in enumerate(groups):
         if "{" in name or "}" in name or len(name) > 64:
             raise DataError(f"group name {name[:80]!r} is not a plain name")
-        arrays = walk.group(walk.file[name], "{}", 2, numbers="f")
+        arrays = walk.group(walk.file[name], "{}", levels=2)
         if number == 0:
             members = arrays
             offsets = {k: [] for k, a in arrays.items() if a.offset is not None}
@@ -369,7 +367,7 @@ def _check_storage(dataset: Any, path: str) -> None:
 
 
 def _survey_dataset(dataset: Any, name: str, size: int, numbers: str) -> ArraySurvey:
-    """One dataset whose data lie in the file, checked. numbers: see `_Walk.array`."""
+    """One dataset whose data lie in the file, checked. numbers: see `_Walk`."""
     kind = dataset.id.get_type()
     if "b" in numbers and isinstance(kind, h5py.h5t.TypeEnumID) and kind.get_size() == 1:
         kind = kind.get_super()  # HDF5 has true and false as an enumeration of one byte

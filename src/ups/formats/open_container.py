@@ -9,7 +9,7 @@ from ups.buckets.path import BucketPath, data_path, natural
 from ups.errors import DataError
 from ups.formats.container import NUMPY_MAGIC, ZIP_MAGIC, Container, open_numpy, open_numpy_folder
 from ups.formats.container_hdf5 import open_hdf5
-from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, starts_as_hdf5
+from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, first_bytes, starts_as_hdf5
 from ups.record.files import open_regular
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
@@ -79,19 +79,11 @@ def needs_description(path: Path) -> bool:
     if path.is_dir():
         return any((path / name).is_file() for name in _ZARR[1:]) or bool(folder_files(path))
     # Older files of MATLAB are refused by whoever opens them: 'MATLAB 5.0', also where they were saved by version 7.
-    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT + b" 7"))
+    return first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT + b" 7"))
 
 
 def is_container(path: Path) -> bool:
     """Whether a path looks like one that `open_container` opens, by its first bytes."""
     if path.is_dir():
         return needs_description(path) or (path / "zarr.json").is_file()
-    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, HDF5_MAGIC, MATLAB_TEXT, b"CDF"))
-
-
-def _first_bytes(path: Path) -> bytes:
-    try:
-        with open_regular(path, follow_link=True) as file:
-            return b"" if file is None else file.read(8)
-    except (OSError, ValueError):
-        return b""
+    return first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, HDF5_MAGIC, MATLAB_TEXT, b"CDF"))

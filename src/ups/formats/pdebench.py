@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,18 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ups.buckets.path import plain_name
 from ups.errors import DataError
-from ups.formats.base import FULL, Source, SplitRows, Subsampling, split_counts
+from ups.formats.base import FULL, SPACE, FileField, Source, SplitRows, Subsampling, split_rows
 from ups.formats.hdf5 import (
     HDF5_MAGIC,
-    SPACE,
-    ArraySurvey,
-    FileField,
     FileSurvey,
+    Hdf5File,
     Hdf5Reader,
-    TrajectoryFile,
     array_of_group,
     drop_hdf5,
+    first_bytes,
     read_region,
-    survey_files,
+    survey_all,
 )
 from ups.formats.pdebench_problems import (
     BOOKKEEPING,
@@ -45,35 +42,11 @@ from ups.formats.pdebench_problems import (
     unknown_problem,
 )
 from ups.formats.the_well import THE_WELL
-from ups.record.files import open_regular
-from ups.spec.batch import Float32, Float64
+from ups.spec.batch import Float64
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
 
 MAX_POINTS = 1 << 20
 MAX_CHANNELS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class FileLayout:
-    """One file, understood: its task without parameters, where the fields are, and the values of its parameters.
-
-    assumptions: what the task says that the file does not, and what of the file is not used; a sentence each.
-    """
-
-    task: TaskSpec
-    sources: tuple[FileField, ...]
-    coordinates: tuple[Float64, ...]
-    num_frames: int
-    num_trajectories: int
-    parameters: dict[str, float]
-    log_parameters: tuple[str, ...] = ()
-    start_time: float = 0.0
-    assumptions: tuple[str, ...] = ()
-
-    def rows(self, names: Sequence[str]) -> Float32:
-        """(N, P) parameters of each trajectory: those of the file."""
-        values = np.array([self.parameters[name] for name in names], np.float32)
-        return np.broadcast_to(values, (self.num_trajectories, len(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +64,26 @@ class _Form:
     assumptions: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """One file, understood: its task without parameters, where the fields are, and the values of its parameters.
+
+    assumptions: what the task says that the file does not, and what of the file is not used; a sentence each.
+    """
+
+    survey: FileSurvey
+    task: TaskSpec
+    form: _Form
+    coordinates: tuple[Float64, ...]
+    parameters: dict[str, float]
+    log_parameters: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
 def understand(survey: FileSurvey, problem: str | None = None) -> FileLayout:
     """The layout of a surveyed file. problem: what its user says that it holds. Raises DataError for other files."""
-    names = set(survey.arrays)
-    if survey.groups:
-        build: Callable[[_File], _Form] = _grouped
-    elif {"tensor", "nu"} <= names:
-        build = _darcy
-    elif "tensor" in names:
-        build = _single
-    elif {"density", "pressure", "Vx"} <= names:
-        build = _compressible
-    elif "velocity" in names:
-        build = _incompressible
-    else:
-        raise DataError(
-            f"{survey.key[0]} is not a PDEBench file: its datasets are {', '.join(sorted(names))[:200] or 'none'}",
-            hint="`ups init DIR --data FILE` describes files of any other layout (docs/own-data.md)",
-        )
     file = _File(survey)
-    return _layout(file, build(file), problem)
+    return _layout(file, _form_of(file), problem)
 
 
 class _File:
@@ -139,24 +112,41 @@ class _File:
         varying = self.survey.varying
         return {k: v for k, v in self.attributes.items() if isinstance(v, float) and k not in varying}
 
-    def array(self, name: str, num_dims: int) -> ArraySurvey:
-        array = self.survey.arrays.get(name)
-        if array is None or len(array.shape) != num_dims:
-            raise DataError(f"{self.path}: dataset '{name}' with {num_dims} dimensions is missing")
-        return array
+    def form(
+        self, name: str, fields: Sequence[tuple[Role, str, str]], times: str | None = None, assumption: str = ""
+    ) -> _Form:
+        """An arrangement. fields: role, dataset and axes, where a digit is an axis of that many components."""
+        sizes: dict[str, int] = {}
+        sources: list[FileField] = []
+        names: list[FieldSpec] = []
+        for role, dataset, axes in fields:
+            array = self.survey.arrays.get(dataset)
+            shape = array.shape if array is not None else ()
+            fits = len(shape) == len(axes) and all(
+                n == (int(letter) if letter.isdigit() else sizes.setdefault(letter, n))
+                for letter, n in zip(axes, shape, strict=True)
+            )
+            if array is None or not fits or "X" not in axes:
+                raise DataError(f"{self.path}: dataset '{dataset}' is missing, or does not fit the others: {shape}")
+            sources.append(FileField(role, array, re.sub(r"\d", "C", axes)))
+            count = math.prod(n for letter, n in zip(axes, shape, strict=True) if letter not in "NTXYZ")
+            plain = dataset.removeprefix("{}/")
+            names += [FieldSpec(plain if count == 1 else f"{plain}_{i}", role=role) for i in range(count)]
+        space = [sizes[letter] for letter in SPACE if letter in sizes]
+        shape = (sizes.get("N", len(self.survey.groups)), sizes.get("T", 0), *space)
+        values = None if times is None else self.values(times, first_row=True)
+        return _Form(name, tuple(sources), shape, values, tuple(names), (assumption,) if assumption else ())
 
-    def field(self, role: Role, name: str, axes: str) -> FileField:
-        return FileField(role, self.survey.arrays[name], axes)
-
-    def values(self, name: str, region: tuple[slice, ...] | None = None) -> Float64:
-        """A small dataset as float64; of the first group where the name has a '{}'."""
+    def values(self, name: str, *, first_row: bool = False) -> Float64:
+        """A small dataset as float64, or of two dimensions the first row; of the first group for a name with '{}'."""
         array = self.survey.arrays.get(name)
         if array is None or math.prod(array.shape) > MAX_POINTS:
             raise DataError(f"{self.path}: dataset '{name}' is missing, or has more than {MAX_POINTS} entries")
         if "{}" in name:
             array = array_of_group(array, self.survey.groups[0], self.survey.offsets, 0)
-        full = tuple(slice(0, n, 1) for n in array.shape)
-        return np.array(read_region(self.survey.key, array, region or full), np.float64).reshape(-1)
+        lengths = (1, *array.shape[1:]) if first_row and len(array.shape) == 2 else array.shape
+        region = tuple(slice(0, n, 1) for n in lengths)
+        return np.array(read_region(self.survey.key, array, region), np.float64).reshape(-1)
 
     def parameter(self, name: str) -> tuple[float, str] | None:
         """Value and source: the attributes, else the embedded configuration, else the file name."""
@@ -173,81 +163,41 @@ class _File:
         return (float(match.group(1)), "file name") if match else None
 
 
-def _single(file: _File) -> _Form:
-    tensor = file.array("tensor", 3)
-    times = file.values("t-coordinate")
-    return _Form("tensor", (file.field("state", "tensor", "NTX"),), tensor.shape, times, (FieldSpec("tensor"),))
-
-
-def _darcy(file: _File) -> _Form:
-    shape = file.array("tensor", 4).shape
-    if shape[1] != 1 or file.array("nu", 3).shape != (shape[0], *shape[2:]):
-        raise DataError(f"{file.path}: 'nu' and 'tensor' of a Darcy file do not fit together")
-    sources = (file.field("static", "nu", "NXY"), file.field("target", "tensor", "NCXY"))
-    fields = (FieldSpec("nu", role="static"), FieldSpec("tensor", role="target"))
-    steady = "there are no times: taken as steady, with 'nu' given and 'tensor' asked for"
-    return _Form("darcy", sources, (shape[0], 0, *shape[2:]), None, fields, (steady,))
-
-
-def _compressible(file: _File) -> _Form:
-    dims = len(file.survey.arrays["density"].shape) - 2
-    if not 1 <= dims <= 3:
-        raise DataError(f"{file.path}: 'density' has no 1 to 3 space axes")
-    names = ["density", "pressure", *("Vx", "Vy", "Vz")[:dims]]
-    shape = file.array("density", dims + 2).shape
-    if any(file.array(name, dims + 2).shape != shape for name in names):
-        raise DataError(f"{file.path}: its fields differ in shape")
-    sources = tuple(file.field("state", name, "NT" + SPACE[:dims]) for name in names)
-    return _Form(f"flow{dims}d", sources, shape, file.values("t-coordinate"), tuple(FieldSpec(n) for n in names))
-
-
-def _incompressible(file: _File) -> _Form:
-    velocity = file.array("velocity", 5).shape
-    if (
-        velocity[4] != 2
-        or file.array("particles", 5).shape != (*velocity[:4], 1)
-        or file.array("force", 4).shape != (velocity[0], *velocity[2:])
-    ):
-        raise DataError(f"{file.path}: 'velocity', 'particles' and 'force' do not fit together")
-    times = file.array("t", 2)
-    if times.shape != velocity[:2]:
-        raise DataError(f"{file.path}: 't' has shape {times.shape}, not that of the frames {velocity[:2]}")
-    first = file.values("t", (slice(0, 1, 1), slice(0, times.shape[1], 1)))
-    sources = (
-        file.field("state", "velocity", "NTXYC"),
-        file.field("state", "particles", "NTXYC"),
-        file.field("static", "force", "NXYC"),
+def _form_of(file: _File) -> _Form:
+    """How the datasets of a file are arranged. Raises DataError for a file that is not of PDEBench."""
+    arrays = file.survey.arrays
+    if file.survey.groups:
+        shape = arrays["{}/data"].shape if "{}/data" in arrays else ()
+        if len(shape) not in (3, 4) or shape[-1] > MAX_CHANNELS:
+            raise DataError(
+                f"{file.path}: its groups must hold 'data' of 3 or 4 dimensions, the last of at most {MAX_CHANNELS} "
+                f"channels, got {shape}"
+            )
+        dims = len(shape) - 2
+        fields: list[tuple[Role, str, str]] = [("state", "{}/data", "T" + SPACE[:dims] + "C")]
+        assumed = "coordinates and times of the first group are taken for all"
+        return file.form(f"groups{dims}d{shape[-1]}", fields, "{}/grid/t", assumed)
+    if {"tensor", "nu"} <= arrays.keys():
+        steady = "there are no times: taken as steady, with 'nu' given and 'tensor' asked for"
+        return file.form("darcy", [("static", "nu", "NXY"), ("target", "tensor", "N1XY")], None, steady)
+    if "tensor" in arrays:
+        return file.form("tensor", [("state", "tensor", "NTX")], "t-coordinate")
+    if {"density", "pressure", "Vx"} <= arrays.keys():
+        dims = len(arrays["density"].shape) - 2
+        names = ["density", "pressure", *("Vx", "Vy", "Vz")[:dims]]
+        return file.form(f"flow{dims}d", [("state", name, "NT" + SPACE[:dims]) for name in names], "t-coordinate")
+    if "velocity" in arrays:
+        fields = [("state", "velocity", "NTXY2"), ("state", "particles", "NTXY1"), ("static", "force", "NXY2")]
+        return file.form("incompressible", fields, "t", "the times of the first trajectory are taken for all")
+    raise DataError(
+        f"{file.path} is not a PDEBench file: its datasets are {', '.join(sorted(arrays))[:200] or 'none'}",
+        hint="`ups init DIR --data FILE` describes files of any other layout (docs/own-data.md)",
     )
-    fields = (
-        *_components("velocity", 2),
-        FieldSpec("particles"),
-        *_components("force", 2, "static"),
-    )
-    assumed = "the times of the first trajectory are taken for all"
-    return _Form("incompressible", sources, velocity[:4], first, fields, (assumed,))
-
-
-def _grouped(file: _File) -> _Form:
-    data = file.survey.arrays.get("{}/data")
-    if data is None or len(data.shape) not in (3, 4):
-        raise DataError(f"{file.path}: its groups hold no 'data' of 3 or 4 dimensions")
-    dims, channels = len(data.shape) - 2, data.shape[-1]
-    if channels > MAX_CHANNELS:
-        raise DataError(f"{file.path}: 'data' has {channels} channels in its last dimension, more than {MAX_CHANNELS}")
-    shape = (len(file.survey.groups), *data.shape[:-1])
-    sources = (file.field("state", "{}/data", "T" + SPACE[:dims] + "C"),)
-    assumed = "coordinates and times of the first group are taken for all"
-    times = file.values("{}/grid/t")
-    return _Form(f"groups{dims}d{channels}", sources, shape, times, _components("data", channels), (assumed,))
-
-
-def _components(name: str, count: int, role: Role = "state") -> tuple[FieldSpec, ...]:
-    return tuple(FieldSpec(name if count == 1 else f"{name}_{i}", role=role) for i in range(count))
 
 
 def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
     """Assembles the task."""
-    count, num_frames, space = form.shape[0], form.shape[1], form.shape[2:]
+    num_frames, space = form.shape[1], form.shape[2:]
     coordinates = tuple(_coordinate(file, letter.lower(), n) for letter, n in zip(SPACE, space, strict=False))
     extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
     numbers = file.numbers
@@ -282,18 +232,8 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
         equation=problem.equation,
     )
     assumptions += [*form.assumptions, *_assumed_domain(file, problem, task), *_unused(file, form, parameters)]
-    start = 0.0 if form.times is None else float(form.times[0])
-    return FileLayout(
-        task,
-        form.sources,
-        coordinates,
-        num_frames,
-        count,
-        parameters,
-        problem.log_parameters,
-        start,
-        tuple(assumptions),
-    )
+    logs = problem.log_parameters
+    return FileLayout(file.survey, task, form, coordinates, parameters, logs, tuple(assumptions))
 
 
 def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
@@ -410,49 +350,49 @@ class PdebenchReader(Hdf5Reader):
         listed = [paths] if isinstance(paths, str | Path) else list(paths)
         if not listed:
             raise DataError("no PDEBench file is named")
-        for path in listed:
-            drop_hdf5(plain_name(path))
-        layouts: list[tuple[FileSurvey, FileLayout]] = []
-        for survey in survey_files(listed):
-            if isinstance(survey, DataError):
-                raise survey
-            layouts.append((survey, understand(survey, problem)))
-            drop_hdf5(survey.key[0])  # opened for the coordinates; nothing stays open before a fork
+        layouts = [understand(survey, problem) for survey in survey_all(listed, "pdebench")]
+        for layout in layouts:
+            drop_hdf5(layout.survey.key[0])  # opened for the coordinates; nothing stays open before a fork
         _check_same_problem(layouts)
-        first = layouts[0][1]
+        first = layouts[0]
         names = tuple(first.parameters)
-        counts = [layout.num_trajectories for _, layout in layouts]
+        counts = [layout.form.shape[0] for layout in layouts]
         flipped = (False,) * len(first.coordinates)
         self._files = tuple(
-            TrajectoryFile(survey.key, layout.sources, layout.rows(names), flipped, survey.groups, survey.offsets)
-            for survey, layout in layouts
+            Hdf5File(
+                layout.form.sources,
+                np.tile(np.array([layout.parameters[name] for name in names], np.float32), (count, 1)),
+                flipped,
+                layout.survey.key,
+                layout.survey.groups,
+                layout.survey.offsets,
+            )
+            for layout, count in zip(layouts, counts, strict=True)
         )
-        self._rows = SplitRows(*split_counts(counts, valid_fraction, test_fraction))
-        task = replace(first.task, parameters=tuple(_parameter(n, [layout for _, layout in layouts]) for n in names))
-        assumptions = tuple(dict.fromkeys(text for _, layout in layouts for text in layout.assumptions))
-        source = Source(task, first.coordinates, first.num_frames, self._rows.totals, first.start_time, assumptions)
+        self._rows = SplitRows(counts, split_rows(counts, valid_fraction, test_fraction))
+        task = replace(first.task, parameters=tuple(_parameter(name, layouts) for name in names))
+        assumptions = tuple(dict.fromkeys(text for layout in layouts for text in layout.assumptions))
+        start = 0.0 if first.form.times is None else float(first.form.times[0])
+        source = Source(task, first.coordinates, first.form.shape[1], self._rows.totals, start, assumptions)
         super().__init__(source, subsampling)
 
 
-def _check_same_problem(layouts: list[tuple[FileSurvey, FileLayout]]) -> None:
-    first_path, first = layouts[0][0].key[0], layouts[0][1]
-    for survey, layout in layouts[1:]:
-        path = survey.key[0]
-        same = layout.task.name == first.task.name and layout.num_frames == first.num_frames
-        same = same and layout.task.fields == first.task.fields
-        same = same and [len(c) for c in layout.coordinates] == [len(c) for c in first.coordinates]
+def _check_same_problem(layouts: list[FileLayout]) -> None:
+    first = layouts[0]
+    for layout in layouts[1:]:
+        both = f"{layout.survey.key[0]} and {first.survey.key[0]}"
+        task, frames_and_space = layout.task, layout.form.shape[1:]
+        same = (task.name, task.fields, frames_and_space) == (first.task.name, first.task.fields, first.form.shape[1:])
         same = same and all(
             np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(layout.coordinates, first.coordinates, strict=True)
         )
-        if not same or not math.isclose(layout.task.dt, first.task.dt, rel_tol=1e-4):
+        if not same or not math.isclose(task.dt, first.task.dt, rel_tol=1e-4):
             raise DataError(
-                f"{path} and {first_path} differ in problem, grid, frames or time step",
+                f"{both} differ in problem, grid, frames or time step",
                 hint="files of one task must only differ in parameters; make them two tasks",
             )
-        if layout.task.axes[0].boundary != first.task.axes[0].boundary or set(layout.parameters) != set(
-            first.parameters
-        ):
-            raise DataError(f"{path} and {first_path} differ in boundary or in which parameters they have")
+        if task.axes[0].boundary != first.task.axes[0].boundary or set(layout.parameters) != set(first.parameters):
+            raise DataError(f"{both} differ in boundary or in which parameters they have")
 
 
 def _parameter(name: str, layouts: list[FileLayout]) -> ParameterSpec:
@@ -466,27 +406,9 @@ class PdebenchFormat:
 
     def recognizes(self, path: Path) -> bool:
         """Whether this is a regular file that begins as HDF5 does, and not one of The Well."""
-        try:
-            with open_regular(path, follow_link=True) as file:
-                if file is None or file.read(len(HDF5_MAGIC)) != HDF5_MAGIC:
-                    return False
-        except (OSError, ValueError):
-            return False
-        return not THE_WELL.recognizes(path)
+        return first_bytes(path) == HDF5_MAGIC and not THE_WELL.recognizes(path)
 
-    def open(
-        self,
-        paths: Sequence[Path],
-        subsampling: Subsampling,
-        *,
-        valid_fraction: float,
-        test_fraction: float,
-        problem: str | None,
-    ) -> PdebenchReader:
-        """The reader of one or several files of one problem."""
-        return PdebenchReader(
-            paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction, problem=problem
-        )
+    open = staticmethod(PdebenchReader)
 
 
 PDEBENCH = PdebenchFormat()

@@ -16,7 +16,6 @@ with SIGBUS, as with every memory map. A file in a bucket is not mapped: its chu
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -34,9 +33,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from ups.buckets.cached_objects import ObjectInfo, bring, object_info, read_range
+from ups.buckets.cached_objects import ObjectInfo, object_info, read_range
 from ups.buckets.client import is_address
 from ups.errors import DataError
+from ups.record.files import load_object
 
 MAX_JSON_BYTES = 8 << 20
 MAX_ELEMENTS = 1 << 60
@@ -65,10 +65,6 @@ class ObjectBytes:
     def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
         start, stop, _ = part.indices(self.info.size)
         return np.frombuffer(read_range(self.info, start, stop), np.uint8)
-
-    def bring(self, start: int, stop: int) -> list[str]:
-        """Bring a slice into the cache of this host; returns the keys of its blocks there."""
-        return bring(self.info, start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +155,12 @@ class _ArrayDocument(BaseModel):
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size. Raises DataError for anything else."""
     try:
-        if not path.is_file():
-            raise DataError(f"{path} is missing", hint="is this a store that `ups data pack` or `generate` finished?")
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise DataError(f"{path} has more than {MAX_JSON_BYTES} bytes, which metadata never needs")
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return load_object(path, MAX_JSON_BYTES)
+    except FileNotFoundError as error:
+        hint = "is this a store that `ups data pack` or `generate` finished?"
+        raise DataError(f"{path} is missing", hint=hint) from error
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
-    if not isinstance(data, dict):
-        raise DataError(f"{path} must hold a JSON object, not a {type(data).__name__}")
-    return data
 
 
 def read_group(directory: Path) -> dict[str, Any]:
@@ -182,6 +174,12 @@ def read_group(directory: Path) -> dict[str, Any]:
     return attributes
 
 
+def first_problem(error: ValidationError) -> str:
+    """Which value of a document is wrong, why, and what it is."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:60]}"
+
+
 def read_array(directory: Path) -> ArrayLayout:
     """Layout of a Zarr v3 array. Raises DataError if it is not one that ups can read within its bounds."""
     data = read_json(directory / "zarr.json")
@@ -189,10 +187,7 @@ def read_array(directory: Path) -> ArrayLayout:
         document = _ArrayDocument.model_validate(data)
         layout = _layout(str(directory), document)
     except ValueError as error:
-        what = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False)[0]
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:60]}"
+        what = first_problem(error) if isinstance(error, ValidationError) else str(error)
         hint = "rewrite it with `ups data pack`; docs/store-format.md has the form"
         raise DataError(f"array {directory}: {what}", hint=hint) from error
     return layout
@@ -358,17 +353,6 @@ class ShardFile:
         data = self._bytes[begin + start * row : begin + stop * row]
         return data.view(layout.dtype).reshape(-1, *layout.chunk_shape[2:])[::step]
 
-    def bring(self, number: int, part: tuple[float, float] = (0.0, 1.0)) -> list[str]:
-        """Bring a chunk, or of a plain one a part of it, into the cache of this host, where the file is in a bucket.
-
-        Returns the keys of its blocks there.
-        """
-        if isinstance(self._bytes, ObjectBytes) and self.chunks is None and self._offsets[number] != MISSING:
-            offset, length = int(self._offsets[number]), int(self._lengths[number])
-            first, last = part if self._layout.compressor is None else (0.0, 1.0)
-            return self._bytes.bring(offset + math.floor(first * length), offset + math.ceil(last * length))
-        return []
-
     def require(self, number: int) -> None:
         """Raises DataError if a chunk is not there; reads nothing."""
         if self._offsets[number] == MISSING:
@@ -443,19 +427,14 @@ def _decode(data: npt.NDArray[np.uint8], compressor: str, expected: int, where: 
                 raise ValueError(f"{min(len(plain), expected)} bytes or more, instead of {expected}")
             return np.frombuffer(plain, np.uint8)
         out = np.empty(expected, np.uint8)
-        zstd.decompress(_zstd_frame(data, expected), out)
+        frame = data.tobytes()
+        content = zstd_content_bytes(frame)
+        if content != expected:  # streams without a size are not ours
+            raise ValueError(f"the frame promises {content or 'an unknown number of'} bytes, not {expected}")
+        zstd.decompress(frame, out)
     except (ValueError, RuntimeError, zlib.error) as error:
         raise DataError(f"{where} cannot be decoded with {compressor}: {str(error)[:120]}") from error
     return out
-
-
-def _zstd_frame(data: npt.NDArray[np.uint8], expected: int) -> bytes:
-    """A zstd frame whose header promises exactly the expected size; streams without a size are not ours."""
-    frame = data.tobytes()
-    content = zstd_content_bytes(frame)
-    if content != expected:
-        raise ValueError(f"the frame promises {content or 'an unknown number of'} bytes, not {expected}")
-    return frame
 
 
 def zstd_content_bytes(frame: bytes) -> int | None:

@@ -432,14 +432,12 @@ class _RowWriter:
         rows = min(count, PARAMETER_ROWS)
         if self._rows:
             self._flush(rows)
-        chunk = (rows, self._width)
-        layout = ArrayLayout(
-            self._name, (count, self._width), "<f4", chunk, chunk, False, None, ("trajectory", "parameter")
-        )
+        names, chunk = ("trajectory", "parameter"), (rows, self._width)
+        layout = ArrayLayout(self._name, (count, self._width), "<f4", chunk, chunk, False, None, names)
         self._store.write_json(self._name, array_json(layout))
 
     def close(self) -> None:
-        self._rows = []
+        """No file is open."""
 
     def _flush(self, rows: int) -> None:
         block = np.zeros((rows, self._width), "<f4")

@@ -14,9 +14,9 @@ import numpy as np
 
 from ups.buckets.path import data_path
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, Source, SplitRows, Subsampling, split_counts
+from ups.formats.base import FULL, SPLITS, Source, SplitRows, Subsampling, split_rows
 from ups.formats.described import same_points
-from ups.formats.hdf5 import HDF5_MAGIC, WELL_GROUPS, Hdf5Reader, TrajectoryFile, drop_hdf5, survey_files
+from ups.formats.hdf5 import HDF5_MAGIC, WELL_GROUPS, Hdf5File, Hdf5Reader, drop_hdf5, survey_all
 from ups.formats.the_well_layout import WellLayout, plain, understand
 from ups.record.files import open_regular
 from ups.spec.batch import Float32
@@ -44,26 +44,24 @@ class WellReader(Hdf5Reader):
         *,
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
+        problem: str | None = None,
     ) -> None:
+        if problem is not None:
+            raise DataError("data of The Well have no `problem`", hint="leave `problem` out")
         listed = _files_of([data_path(paths)] if isinstance(paths, str | Path) else [data_path(p) for p in paths])
-        layouts: list[WellLayout] = []
-        for survey in survey_files(listed, "the_well"):
-            if isinstance(survey, DataError):
-                raise survey
-            drop_hdf5(survey.key[0])
-            layouts.append(understand(survey))
-            drop_hdf5(survey.key[0])  # opened for coordinates and masks; nothing stays open before a fork
+        layouts = [understand(survey) for survey in survey_all(listed, "the_well")]
+        for layout in layouts:
+            drop_hdf5(layout.key[0])  # opened for coordinates and masks; nothing stays open before a fork
         check_same(layouts)
         first = layouts[0]
         names = [n for n in first.parameters if all(n in layout.parameters for layout in layouts)]
         self._files = tuple(
-            TrajectoryFile(layout.key, layout.fields, _columns(layout, names), layout.flipped) for layout in layouts
+            Hdf5File(layout.fields, _columns(layout, names), layout.flipped, layout.key) for layout in layouts
         )
-        self._rows, how = _split(listed, layouts, valid_fraction, test_fraction)
-        steps = self._by_split([layout.steps for layout in layouts])
-        frames = self._by_split([layout.frames for layout in layouts])
-        every = np.concatenate(list(steps.values()))
-        lengths = np.concatenate(list(frames.values()))
+        rows, how = _split(listed, layouts, valid_fraction, test_fraction)
+        self._rows = SplitRows([layout.num_trajectories for layout in layouts], rows)
+        every = np.concatenate([layout.steps for layout in layouts])
+        lengths = np.concatenate([layout.frames for layout in layouts])
         same_step = np.allclose(every, np.median(every), rtol=1e-3, atol=0)
         source = Source(
             task_of(layouts, names, float(np.median(every))),
@@ -72,23 +70,10 @@ class WellReader(Hdf5Reader):
             self._rows.totals,
             first.start_time,
             (*assumptions_of(layouts, names), how),
-            frames=None if (lengths == lengths[0]).all() else {s: v.astype(np.int64) for s, v in frames.items()},
-            steps=None if same_step else steps,
+            frames=None if (lengths == lengths[0]).all() else self._rows.by_split(lengths),
+            steps=None if same_step else self._rows.by_split(every),
         )
         super().__init__(source, subsampling)
-
-    def _by_split(self, of_files: Sequence[Array]) -> dict[str, Array]:
-        """What each trajectory of each split has. of_files: (N,) for each file."""
-        rows = self._rows
-        return {
-            split: np.concatenate(
-                [
-                    values[start : start + count]
-                    for values, start, count in zip(of_files, rows.starts[split], rows.counts[split], strict=True)
-                ]
-            )
-            for split in SPLITS
-        }
 
 
 def _columns(layout: WellLayout, names: list[str]) -> Float32:
@@ -123,16 +108,16 @@ def _files_of(paths: list[Path]) -> list[Path]:
 
 def _split(
     paths: list[Path], layouts: list[WellLayout], valid_fraction: float, test_fraction: float
-) -> tuple[SplitRows, str]:
-    """First row and number of rows of each split in each file, and how that was decided."""
+) -> tuple[dict[str, list[int]], str]:
+    """Which trajectories each split has, and how that was decided."""
     counts = [layout.num_trajectories for layout in layouts]
     folders = [path.absolute().parent.name for path in paths]
     if all(folder in SPLITS for folder in folders) and "train" in folders:
-        numbers = {s: [n if f == s else 0 for n, f in zip(counts, folders, strict=True)] for s in SPLITS}
-        starts = {s: [0] * len(counts) for s in SPLITS}
-        return SplitRows(starts, numbers), "splits are the folders train, valid and test"
-    starts, numbers = split_counts(counts, valid_fraction, test_fraction)
-    return SplitRows(starts, numbers), "there are no folders train, valid and test: each file is split by trajectory"
+        of_rows = np.repeat(folders, counts)
+        rows = {split: np.flatnonzero(of_rows == split).tolist() for split in SPLITS}
+        return rows, "splits are the folders train, valid and test"
+    how = "there are no folders train, valid and test: each file is split by trajectory"
+    return split_rows(counts, valid_fraction, test_fraction), how
 
 
 def check_same(layouts: list[WellLayout]) -> None:
@@ -218,19 +203,7 @@ class WellFormat:
             return False
         return start.startswith(HDF5_MAGIC) and sum(name.encode() in seen for name in WELL_GROUPS) >= 3
 
-    def open(
-        self,
-        paths: Sequence[Path],
-        subsampling: Subsampling,
-        *,
-        valid_fraction: float,
-        test_fraction: float,
-        problem: str | None,
-    ) -> WellReader:
-        """The reader of one data set."""
-        if problem is not None:
-            raise DataError(f"{paths[0]} is of The Well, which has no `problem`", hint="leave `problem` out")
-        return WellReader(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction)
+    open = staticmethod(WellReader)
 
 
 THE_WELL = WellFormat()

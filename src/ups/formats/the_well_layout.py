@@ -10,16 +10,17 @@ written down in words. Letters: N trajectory, T time, X Y Z space, C component.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ups.errors import DataError
-from ups.formats.base import Array, Int64
+from ups.formats.base import SPACE, Array, FileField, Int64
 from ups.formats.described import equal_steps
-from ups.formats.hdf5 import BOUNDARIES, FIELD_GROUPS, SPACE, ArraySurvey, FileField, FileKey, FileSurvey, read_region
+from ups.formats.hdf5 import BOUNDARIES, FIELD_GROUPS, ArraySurvey, FileKey, FileSurvey, read_region
 from ups.record.text import printable
 from ups.spec.batch import Float64
 from ups.spec.task import Boundary, FieldSpec, Role
@@ -61,59 +62,6 @@ def plain(text: str, fallback: str) -> str:
     return name if re.match(r"[A-Za-z_]", name) else f"{fallback}_{name}" if name else fallback
 
 
-def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[FileField]:
-    """All fields in the order of the format: scalars, vectors, tensors, each as `field_names` lists them."""
-    fields: list[FileField] = []
-    for rank, group in enumerate(FIELD_GROUPS):
-        listed = survey.attributes.get(group, {}).get("field_names")
-        present = [name.split("/")[1] for name in survey.arrays if name.startswith(f"{group}/")]
-        names = [str(name) for name in listed] if listed is not None else sorted(present)
-        for name in names:
-            if name not in present:
-                raise DataError(f"{path}: '{group}' lists a field '{name[:80]}' that it does not have")
-            fields.append(_field(path, survey, f"{group}/{name}", rank, sizes))
-        survey.left_out.extend(f"'{group}/{n}', which is not listed" for n in sorted(set(present) - set(names)))
-    return fields
-
-
-def _field(path: str, survey: FileSurvey, key: str, rank: int, sizes: Sizes) -> FileField:
-    array, attributes = survey.arrays[key], survey.attributes.get(key, {})
-    axes = axes_of(path, array, attributes, rank, sizes)
-    counts = [n for letter, n in zip(axes, array.shape, strict=True) if letter == "C"]
-    channels = 1
-    for count in counts:
-        channels *= count
-    if channels > MAX_COMPONENTS:
-        raise DataError(f"{path}: '{key}' has {channels} components, more than {MAX_COMPONENTS}")
-    role: Role = "state" if "T" in axes else "static"
-    name = plain(key.split("/")[1], "field")
-    if channels == len(sizes.space) ** rank:
-        specs: tuple[FieldSpec, ...] = (FieldSpec(name, role, tensor_rank=rank),)
-    else:  # as of a flow in the plane with three components
-        specs = tuple(FieldSpec(f"{name}_{i}", role) for i in range(channels))
-    return FileField(role, array, axes, specs)
-
-
-def axes_of(
-    path: str, array: ArraySurvey, attributes: Mapping[str, Sequence[float | str]], rank: int, sizes: Sizes
-) -> str:
-    """The letters of the axes of a dataset; an axis of space of length 1 has a small letter, and is broadcast."""
-    varying = [bool(v) for v in attributes.get("dim_varying", ()) if not isinstance(v, str)]
-    if len(varying) != len(sizes.space):
-        varying = [True] * len(sizes.space)
-    sample, time = flag(attributes, "sample_varying"), flag(attributes, "time_varying")
-    for letters in _possible(rank, len(sizes.space), varying, sample, time):
-        if len(letters) == len(array.shape) and _fits(letters, array.shape, sizes):
-            return "".join(
-                letter.lower() if letter in SPACE and n == 1 != sizes.space[SPACE.index(letter)] else letter
-                for letter, n in zip(letters, array.shape, strict=True)
-            )
-    raise DataError(
-        f"{path}: dataset '{array.name}' of shape {array.shape} does not fit {sizes.trajectories} trajectories of "
-        f"{sizes.frames} frames on {' x '.join(map(str, sizes.space))} points, and what its attributes say of its axes"
-    )
-
-
 def _possible(rank: int, dims: int, varying: list[bool], sample: bool | None, time: bool | None) -> list[str]:
     """Arrangements of axes from the likeliest on: an axis along which nothing varies is absent, or has length 1."""
     leads = [
@@ -136,86 +84,6 @@ def _fits(letters: str, shape: tuple[int, ...], sizes: Sizes) -> bool:
         if letter in SPACE and n not in (1, sizes.space[SPACE.index(letter)]):
             return False
     return True
-
-
-@dataclass
-class Boundaries:
-    """ends: of each axis, at its first and last point. masks: obstacles. assumptions: in words."""
-
-    ends: list[list[Boundary]]
-    masks: list[FileField]
-    assumptions: list[str]
-
-
-def boundaries_of(
-    path: str, survey: FileSurvey, axes: list[str], sizes: Sizes, read: Callable[[ArraySurvey], Array]
-) -> Boundaries:
-    """The boundaries of a file. read: the values of a small dataset."""
-    groups = sorted(name for name in survey.attributes if name.startswith(f"{BOUNDARIES}/") and name.count("/") == 1)
-    if not groups:
-        unknown: list[list[Boundary]] = [["unknown", "unknown"] for _ in axes]
-        return Boundaries(unknown, [], ["the boundary is unknown: no axis is taken as periodic"])
-    boundaries = Boundaries([["open", "open"] for _ in axes], [], [])
-    said: set[int] = set()
-    for group in groups:
-        said |= _take_condition(path, survey, group, axes, sizes, read, boundaries)
-    # An axis wraps around or has two ends.
-    boundaries.ends = [["periodic", "periodic"] if "periodic" in both else both for both in boundaries.ends]
-    left = [axis for number, axis in enumerate(axes) if number not in said]
-    if left:
-        boundaries.assumptions.append(f"nothing is said about the ends of {', '.join(left)}: taken as open")
-    return boundaries
-
-
-def _take_condition(
-    path: str,
-    survey: FileSurvey,
-    group: str,
-    axes: list[str],
-    sizes: Sizes,
-    read: Callable[[ArraySurvey], Array],
-    boundaries: Boundaries,
-) -> set[int]:
-    """Add one condition to `boundaries`; returns the numbers of the axes that it concerns."""
-    attributes, name = survey.attributes[group], group.split("/")[1]
-    kind = _kind(" ".join(map(str, attributes.get("bc_type", []))) or name)
-    dims = [str(dim) for dim in attributes.get("associated_dims", [])]
-    numbers = [axes.index(dim) for dim in dims if dim in axes]
-    mask = survey.arrays.get(f"{group}/mask")
-    if not numbers or len(numbers) != len(dims) or numbers != sorted(set(numbers)) or mask is None:
-        boundaries.assumptions.append(f"boundary condition '{name}' is not used: it has no mask over axes of the grid")
-        return set()
-    if f"{group}/values" in survey.arrays:
-        boundaries.assumptions.append(f"the values of boundary condition '{name}' are not used")
-    space = tuple(sizes.space[n] for n in numbers)
-    lead = "N" if len(mask.shape) == len(space) + 1 and flag(attributes, "sample_varying") else ""
-    expected = (sizes.trajectories, *space) if lead else space
-    if flag(attributes, "time_varying") or mask.shape != expected or int(np.prod(expected)) > MAX_MASK_POINTS:
-        boundaries.assumptions.append(f"boundary condition '{name}' is not used: its mask has shape {mask.shape}")
-        return set()
-    values = read(mask).reshape(-1, *space) != 0  # (N or 1, *axes of the mask)
-    if kind == "periodic" and not values.any():
-        # Files are about that forget to set the mask of a periodic axis, and nothing else can be meant.
-        boundaries.assumptions.append(f"the mask of '{name}' is empty: its axis is taken as periodic")
-        values = np.ones_like(values)
-    every = kind in ("wall", "dirichlet", "neumann")
-    for dim, number in enumerate(numbers):
-        for end, index in ((0, 0), (1, -1)):
-            face = values.take(index, axis=1 + dim)
-            if face.all() if every else face.any():
-                boundaries.ends[number][end] = kind
-    inside = values[(slice(None), *(slice(1, -1) for _ in space))]
-    if every and inside.any():
-        letters = lead + "".join(SPACE[n] for n in numbers)
-        label = plain(f"{name}_mask", "mask")
-        flags = {
-            "dim_varying": [float(n in numbers) for n in range(len(axes))],
-            "sample_varying": [float(bool(lead))],
-            "time_varying": [0.0],
-        }
-        if axes_of(path, mask, flags, 0, sizes) == letters:
-            boundaries.masks.append(FileField("static", mask, letters, (FieldSpec(label, "static"),), mask=True))
-    return set(numbers)
 
 
 def _kind(text: str) -> Boundary:
@@ -256,13 +124,13 @@ def understand(survey: FileSurvey) -> WellLayout:
 class _Understanding:
     def __init__(self, survey: FileSurvey) -> None:
         self.path = survey.key[0]
-        # `fields_of` adds what is not listed; the survey itself is kept for the next reader of this file.
+        # What is not listed is added; the survey itself is kept for the next reader of this file.
         self.survey = replace(survey, left_out=list(survey.left_out))
         self.root = survey.attributes.get("", {})
         self.assumptions: list[str] = []
 
     def layout(self) -> WellLayout:
-        axes = self._axes()
+        self.axes = axes = self._axes()
         grid = [self._coordinate(axis) for axis in axes]
         space = tuple(array.shape[-1] for array in grid)
         times = self._array("dimensions/time", 2)
@@ -270,14 +138,13 @@ class _Understanding:
             raise DataError(
                 f"{self.path}: it has no 'dimensions/time'", hint="a file of The Well has the time of frames"
             )
-        sizes = Sizes(self._num_trajectories(times, len(axes)), times.shape[-1], space)
-        frames, steps, start = self._times(times, sizes)
-        fields = fields_of(self.path, self.survey, sizes)
+        self.sizes = Sizes(self._num_trajectories(times), times.shape[-1], space)
+        frames, steps, start = self._times(times)
+        fields = self._fields()
         if not any(field.role == "state" for field in fields):
             raise DataError(f"{self.path}: none of its fields varies in time")
-        boundaries = boundaries_of(self.path, self.survey, axes, sizes, self._small)
-        self.assumptions += boundaries.assumptions
-        parameters = self._parameters(sizes)
+        ends, masks = self._boundaries()
+        parameters = self._parameters()
         kind = " ".join(map(str, self.root.get("grid_type", [])))
         if kind and kind != "cartesian":
             self.assumptions.append(f"the grid is '{kind}': lengths and integrals are those of its coordinates")
@@ -293,16 +160,117 @@ class _Understanding:
             key=self.survey.key,
             name=plain(stored[0] if stored else "", "the_well"),
             axes=tuple(plain(axis, "axis") for axis in axes),
-            ends=tuple((first, last) for first, last in boundaries.ends),
+            ends=tuple((first, last) for first, last in ends),
             coordinates=tuple(values if values[0] < values[-1] else values[::-1].copy() for values in coordinates),
             flipped=tuple(bool(values[0] > values[-1]) for values in coordinates),
-            fields=(*fields, *boundaries.masks),
+            fields=(*fields, *masks),
             frames=frames,
             steps=steps,
             start_time=start,
             parameters=parameters,
             assumptions=tuple(printable(text) for text in self.assumptions),
         )
+
+    def _fields(self) -> list[FileField]:
+        """All fields in the order of the format: scalars, vectors, tensors, each as `field_names` lists them."""
+        survey, fields = self.survey, list[FileField]()
+        for rank, group in enumerate(FIELD_GROUPS):
+            listed = survey.attributes.get(group, {}).get("field_names")
+            present = [name.split("/")[1] for name in survey.arrays if name.startswith(f"{group}/")]
+            names = [str(name) for name in listed] if listed is not None else sorted(present)
+            for name in names:
+                if name not in present:
+                    raise DataError(f"{self.path}: '{group}' lists a field '{name[:80]}' that it does not have")
+                fields.append(self._field(f"{group}/{name}", rank))
+            survey.left_out.extend(f"'{group}/{n}', which is not listed" for n in sorted(set(present) - set(names)))
+        return fields
+
+    def _field(self, key: str, rank: int) -> FileField:
+        array, attributes = self.survey.arrays[key], self.survey.attributes.get(key, {})
+        axes = self._axes_of(array, attributes, rank)
+        channels = math.prod(n for letter, n in zip(axes, array.shape, strict=True) if letter == "C")
+        if channels > MAX_COMPONENTS:
+            raise DataError(f"{self.path}: '{key}' has {channels} components, more than {MAX_COMPONENTS}")
+        role: Role = "state" if "T" in axes else "static"
+        name = plain(key.split("/")[1], "field")
+        if channels == len(self.axes) ** rank:
+            specs: tuple[FieldSpec, ...] = (FieldSpec(name, role, tensor_rank=rank),)
+        else:  # as of a flow in the plane with three components
+            specs = tuple(FieldSpec(f"{name}_{i}", role) for i in range(channels))
+        return FileField(role, array, axes, specs)
+
+    def _axes_of(self, array: ArraySurvey, attributes: Mapping[str, Sequence[float | str]], rank: int) -> str:
+        """The letters of the axes of a dataset; an axis of space of length 1 has a small letter, and is broadcast."""
+        sizes = self.sizes
+        varying = [bool(v) for v in attributes.get("dim_varying", ()) if not isinstance(v, str)]
+        if len(varying) != len(sizes.space):
+            varying = [True] * len(sizes.space)
+        sample, time = flag(attributes, "sample_varying"), flag(attributes, "time_varying")
+        for letters in _possible(rank, len(sizes.space), varying, sample, time):
+            if len(letters) == len(array.shape) and _fits(letters, array.shape, sizes):
+                return "".join(
+                    letter.lower() if letter in SPACE and n == 1 != sizes.space[SPACE.index(letter)] else letter
+                    for letter, n in zip(letters, array.shape, strict=True)
+                )
+        raise DataError(
+            f"{self.path}: dataset '{array.name}' of shape {array.shape} does not fit {sizes.trajectories} "
+            f"trajectories of {sizes.frames} frames on {' x '.join(map(str, sizes.space))} points, and what its "
+            "attributes say of its axes"
+        )
+
+    def _boundaries(self) -> tuple[list[list[Boundary]], list[FileField]]:
+        """What happens at both ends of each axis, and the masks of obstacles."""
+        groups = [name for name in self.survey.attributes if name.startswith(f"{BOUNDARIES}/") and name.count("/") == 1]
+        if not groups:
+            self.assumptions.append("the boundary is unknown: no axis is taken as periodic")
+            return [["unknown", "unknown"] for _ in self.axes], []
+        ends: list[list[Boundary]] = [["open", "open"] for _ in self.axes]
+        masks: list[FileField] = []
+        said: set[int] = set()
+        for group in sorted(groups):
+            said |= self._take_condition(group, ends, masks)
+        left = [axis for number, axis in enumerate(self.axes) if number not in said]
+        if left:
+            self.assumptions.append(f"nothing is said about the ends of {', '.join(left)}: taken as open")
+        # An axis wraps around or has two ends.
+        return [["periodic", "periodic"] if "periodic" in both else both for both in ends], masks
+
+    def _take_condition(self, group: str, ends: list[list[Boundary]], masks: list[FileField]) -> set[int]:
+        """Add one condition to the ends and masks; returns the numbers of the axes that it concerns."""
+        survey, sizes = self.survey, self.sizes
+        attributes, name = survey.attributes[group], group.split("/")[1]
+        kind = _kind(" ".join(map(str, attributes.get("bc_type", []))) or name)
+        dims = [str(dim) for dim in attributes.get("associated_dims", [])]
+        numbers = [self.axes.index(dim) for dim in dims if dim in self.axes]
+        mask = survey.arrays.get(f"{group}/mask")
+        if not numbers or len(numbers) != len(dims) or numbers != sorted(set(numbers)) or mask is None:
+            self.assumptions.append(f"boundary condition '{name}' is not used: it has no mask over axes of the grid")
+            return set()
+        if f"{group}/values" in survey.arrays:
+            self.assumptions.append(f"the values of boundary condition '{name}' are not used")
+        space = tuple(sizes.space[n] for n in numbers)
+        lead = "N" if len(mask.shape) == len(space) + 1 and flag(attributes, "sample_varying") else ""
+        expected = (sizes.trajectories, *space) if lead else space
+        if flag(attributes, "time_varying") or mask.shape != expected or math.prod(expected) > MAX_MASK_POINTS:
+            self.assumptions.append(f"boundary condition '{name}' is not used: its mask has shape {mask.shape}")
+            return set()
+        values = self._small(mask).reshape(-1, *space) != 0  # (N or 1, *axes of the mask)
+        if kind == "periodic" and not values.any():
+            # Files are about that forget to set the mask of a periodic axis, and nothing else can be meant.
+            self.assumptions.append(f"the mask of '{name}' is empty: its axis is taken as periodic")
+            values = np.ones_like(values)
+        every = kind in ("wall", "dirichlet", "neumann")
+        for dim, number in enumerate(numbers):
+            for end, index in ((0, 0), (1, -1)):
+                face = values.take(index, axis=1 + dim)
+                if face.all() if every else face.any():
+                    ends[number][end] = kind
+        inside = values[(slice(None), *(slice(1, -1) for _ in space))]
+        if every and inside.any():
+            label = plain(f"{name}_mask", "mask")
+            letters = lead + "".join(SPACE[n] for n in numbers)
+            masks.append(FileField("static", mask, letters, (FieldSpec(label, "static"),), mask=True))
+        return set(numbers)
 
     def _axes(self) -> list[str]:
         listed = self.survey.attributes.get("dimensions", {}).get("spatial_dims")
@@ -335,7 +303,7 @@ class _Understanding:
             raise DataError(f"{self.path}: '{array.name}' {array.shape} has more than {MAX_MASK_POINTS} values")
         return read_region(self.survey.key, array, tuple(slice(0, n, 1) for n in array.shape))
 
-    def _num_trajectories(self, times: ArraySurvey, dims: int) -> int:
+    def _num_trajectories(self, times: ArraySurvey) -> int:
         """By the time, else by the attribute, if a field has as many, else by a field that varies with both."""
         if len(times.shape) == 2:
             return times.shape[0]
@@ -368,12 +336,12 @@ class _Understanding:
             raise DataError(f"{self.path}: 'dimensions/{axis}' must hold at least 2 rising or falling numbers")
         return np.asarray(values[0])
 
-    def _times(self, array: ArraySurvey, sizes: Sizes) -> tuple[Int64, Float64, float]:
+    def _times(self, array: ArraySurvey) -> tuple[Int64, Float64, float]:
         """Frames and time step of each trajectory, and when the first begins."""
-        times = np.asarray(self._small(array), np.float64).reshape(-1, sizes.frames)
+        times = np.asarray(self._small(array), np.float64).reshape(-1, self.sizes.frames)
         # A trajectory that ends earlier than others of its file has no time for the rest.
         finite = np.isfinite(times)
-        frames = np.where(finite.all(axis=1), sizes.frames, np.argmin(finite, axis=1))
+        frames = np.where(finite.all(axis=1), self.sizes.frames, np.argmin(finite, axis=1))
         if frames.min() < 2:
             raise DataError(f"{self.path}: a trajectory has less than two frames with a time")
         steps = np.empty(len(times))
@@ -389,27 +357,27 @@ class _Understanding:
         if (times[:, 0] != times[0, 0]).any():
             self.assumptions.append("trajectories begin at different times: the first one's is taken for all")
         if len(times) == 1:
-            frames, steps = np.repeat(frames, sizes.trajectories), np.repeat(steps, sizes.trajectories)
+            frames, steps = np.repeat(frames, self.sizes.trajectories), np.repeat(steps, self.sizes.trajectories)
         return frames.astype(np.int64), steps, float(times[0, 0])
 
-    def _parameters(self, sizes: Sizes) -> dict[str, Float64]:
+    def _parameters(self) -> dict[str, Float64]:
         """Constant scalars, then parameters that are attributes of the file, one value for each trajectory."""
         parameters: dict[str, Float64] = {}
         listed = self.survey.attributes.get("scalars", {}).get("field_names")
         present = [name.split("/")[1] for name in self.survey.arrays if name.startswith("scalars/")]
         for name in [str(n) for n in listed if str(n) in present] if listed is not None else sorted(present):
             array, attributes = self.survey.arrays[f"scalars/{name}"], self.survey.attributes[f"scalars/{name}"]
-            per_sample = array.shape == (sizes.trajectories,) and flag(attributes, "sample_varying") is not False
+            per_sample = array.shape == (self.sizes.trajectories,) and flag(attributes, "sample_varying") is not False
             if flag(attributes, "time_varying") or not (per_sample or array.shape in ((), (1,))):
                 self.survey.left_out.append(f"scalar '{name}' of shape {array.shape}, which is not one number for each")
                 continue
             values = np.asarray(self._small(array), np.float64).reshape(-1)
             if np.isfinite(values).all():
-                parameters[name] = np.broadcast_to(values, sizes.trajectories).copy()
+                parameters[name] = np.broadcast_to(values, self.sizes.trajectories).copy()
         stated = self.root.get("simulation_parameters")
         names = [str(n) for n in stated] if stated is not None else [n for n in self.root if n not in _BOOKKEEPING]
         for name in names:
             values_of = self.root.get(name, [])
             if name not in parameters and len(values_of) == 1 and not isinstance(values_of[0], str):
-                parameters[name] = np.full(sizes.trajectories, float(values_of[0]))
+                parameters[name] = np.full(self.sizes.trajectories, float(values_of[0]))
         return dict(list(parameters.items())[:64])

@@ -9,16 +9,26 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ups.buckets.cached_objects import forget
 from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.base import FULL, SPLITS, Array, Int64, Reader, Source, Subsampling
-from ups.formats.shards import MAX_JSON_BYTES, ArrayLayout, ShardFile, drop_files, open_shard, read_array, read_group
-from ups.record.files import open_regular
+from ups.formats.shards import (
+    MAX_JSON_BYTES,
+    ArrayLayout,
+    ShardFile,
+    drop_files,
+    first_problem,
+    open_shard,
+    read_array,
+    read_group,
+)
+from ups.record.files import safe_read
 from ups.record.manifest import read_manifest
 from ups.record.text import printable
 from ups.spec.batch import Float64
@@ -44,13 +54,14 @@ class StoreReader(Reader):
         drop_files(str(self.path))  # maps of a store that was replaced under this name since
         _refuse_links(self.path)
         self.attributes = read_store_attributes(self.path)
+        stored = _checked(self.path, self.attributes)
         task = TaskSpec.from_json(self.attributes.get("task"))
-        self._layouts = {split: _read_split(self.path, split, task) for split in _declared_splits(self.attributes)}
+        self._layouts = {split: _read_split(self.path, split, task) for split in SPLITS if stored.splits.get(split)}
         if not self._layouts:
             raise DataError(f"store {self.path} has no trajectories")
         counts = {split: _agree(self.path / split, task, arrays) for split, arrays in self._layouts.items()}
         for split, (count, _, _) in counts.items():
-            if count != self.attributes["splits"][split]:
+            if count != stored.splits[split]:
                 raise DataError(f"store {self.path}: split '{split}' has {count} trajectories, not as many as declared")
         if len({(frames, space) for _, frames, space in counts.values()}) != 1:
             raise DataError(f"store {self.path}: the splits differ in frames or grid")
@@ -67,14 +78,13 @@ class StoreReader(Reader):
         if len(steps) and not np.allclose(steps, task.dt, rtol=1e-3):
             raise DataError(f"store {self.path}: its times are not {task.dt:g} apart, as the task says")
         totals = {s: n for s, (n, _, _) in counts.items()}
-        start, assumptions = float(times[0]), _packed_assumptions(self.attributes)
         differing = {
             what: {s: _read_vector(self.path / s / DIFFERING[what], what, n) for s, n in totals.items()}
-            for what in _differing(self.attributes)
+            for what in stored.differing
         }
         frames = {s: _whole(self.path / s, values) for s, values in differing.get("frames", {}).items()}
-        source = Source(task, coordinates, num_frames, totals, start, assumptions, frames or None, differing.get("dt"))
-        super().__init__(source, subsampling)
+        facts = (float(times[0]), stored.assumptions, frames or None, differing.get("dt"))
+        super().__init__(Source(task, coordinates, num_frames, totals, *facts), subsampling)
         drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
 
     @property
@@ -123,20 +133,6 @@ class StoreReader(Reader):
     def remote(self) -> bool:
         return isinstance(self.path, BucketPath)
 
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
-        blocks: list[str] = []
-        for name, layout in self._layouts[split].items():
-            if name == "parameters":
-                continue  # kept in memory
-            per_chunk, per_shard = (layout.chunk_shape[1], layout.shard_shape[1]) if name == "state" else (1, 1)
-            chunks = range(start // per_chunk, (stop - 1) // per_chunk + 1) if name == "state" else range(1)
-            for chunk in chunks:
-                shard, number = _shard_of(layout, trajectory, chunk, per_shard // per_chunk, name == "state")
-                first, last = max(0, start - chunk * per_chunk), min(per_chunk, stop - chunk * per_chunk)
-                part = (first / per_chunk, last / per_chunk) if name == "state" else (0.0, 1.0)
-                blocks += shard.bring(number, part)
-        return blocks
-
     def _source_identity(self) -> str:
         return store_identity(self.path)
 
@@ -166,21 +162,47 @@ def is_own_store(path: str | Path) -> bool:
         return True
 
 
+class _Attributes(BaseModel):
+    """The root attribute `ups` of a store, but for its task. What is not named here is not checked."""
+
+    version: Literal[1, 2]
+    splits: dict[str, Annotated[int, Field(strict=True, ge=0)]]
+    differing: list[Literal["frames", "dt"]] = []
+    generator: Any = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not set(self.splits) <= set(SPLITS):
+            raise ValueError(f"splits are {', '.join(SPLITS)}")
+        if (self.version == DIFFERING_VERSION) != bool(self.differing):
+            raise ValueError(f"version {DIFFERING_VERSION}, and no other, says what differs between trajectories")
+        return self
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What `ups data pack` knew to be assumed about the files that a store was made of."""
+        stored = self.generator.get("assumptions") if isinstance(self.generator, dict) else None
+        texts = stored[:MAX_ASSUMPTIONS] if isinstance(stored, list) else []
+        return tuple(printable(text[:1000]) for text in texts if isinstance(text, str))
+
+
 def read_store_attributes(path: Path) -> dict[str, Any]:
-    """The root attribute `ups` of a store. Raises DataError if there is none that this version reads."""
+    """The root attribute `ups` of a store. Raises DataError if there is none."""
     attributes = read_group(path).get("ups")
     if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
         raise DataError(
             f"{path} is a Zarr group, but not a store of ups: the attribute 'ups' is missing",
             hint="`ups init DIR --data FILE` describes other arrays, `ups data import` makes a store of them",
         )
-    if attributes.get("version") not in (VERSION, DIFFERING_VERSION):
-        raise DataError(
-            f"store {path} has format version {str(attributes.get('version'))[:20]}, this ups reads {VERSION} and "
-            f"{DIFFERING_VERSION}",
-            hint="use the ups that wrote it, or pack the original files again",
-        )
     return attributes
+
+
+def _checked(path: Path, attributes: dict[str, Any]) -> _Attributes:
+    try:
+        return _Attributes.model_validate(attributes)
+    except ValidationError as error:
+        hint = "use the ups that wrote it, or pack the original files again"
+        raise DataError(f"attributes of store {path}: {first_problem(error)}", hint=hint) from error
 
 
 def store_identity(path: Path) -> str:
@@ -198,49 +220,18 @@ def store_identity(path: Path) -> str:
             file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
         ]
     for file in files:
-        with open_regular(file, follow_link=True) as stream:
-            if stream is None:
-                raise DataError(f"{file} is not a regular file", hint="the store is damaged: pack it again")
-            data = stream.read(MAX_JSON_BYTES)
+        try:
+            data = safe_read(file, MAX_JSON_BYTES, follow_link=True)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}", hint="the store is damaged: pack it again") from error
         digest.update(json.dumps([str(file.relative_to(path)), len(data)]).encode() + data)
     return digest.hexdigest()
-
-
-def _packed_assumptions(attributes: dict[str, Any]) -> tuple[str, ...]:
-    """What `ups data pack` knew to be assumed about the files that a store was made of."""
-    generator = attributes.get("generator")
-    stored = generator.get("assumptions") if isinstance(generator, dict) else None
-    texts = stored[:MAX_ASSUMPTIONS] if isinstance(stored, list) else []
-    return tuple(printable(text[:1000]) for text in texts if isinstance(text, str))
-
-
-def _differing(attributes: dict[str, Any]) -> list[str]:
-    """What differs between the trajectories of a store."""
-    if attributes.get("version") == VERSION:
-        return []
-    declared = attributes.get("differing")
-    if (
-        not isinstance(declared, list)
-        or not declared
-        or not all(isinstance(w, str) and w in DIFFERING for w in declared)
-    ):
-        raise DataError(f"a store of version {DIFFERING_VERSION} must say what differs between its trajectories")
-    return [what for what in DIFFERING if what in declared]
 
 
 def _whole(group: Path, values: Float64) -> Int64:
     if (values != np.floor(values)).any() or (values > MAX_COORDINATES).any():
         raise DataError(f"{group}: the frames of its trajectories are not whole numbers")
     return values.astype(np.int64)
-
-
-def _declared_splits(attributes: dict[str, Any]) -> list[str]:
-    splits = attributes.get("splits")
-    if not isinstance(splits, dict) or not all(type(n) is int and n >= 0 for n in splits.values()):
-        raise DataError("a store must declare the number of trajectories of its splits")
-    if not set(splits) <= set(SPLITS):
-        raise DataError(f"splits of a store are {', '.join(SPLITS)}, not {str(sorted(splits))[:200]}")
-    return [s for s in SPLITS if splits.get(s)]
 
 
 def _read_split(path: Path, split: str, task: TaskSpec) -> dict[str, ArrayLayout]:
@@ -284,13 +275,10 @@ def _read_vector(directory: Path, name: str, size: int) -> Float64:
     return values
 
 
-def _shard_of(
-    layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int, frames: bool = True
-) -> tuple[ShardFile, int]:
-    """The file of a chunk and its number in there; without `frames` the array has no axis of time."""
+def _shard_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int) -> tuple[ShardFile, int]:
+    """The file of a chunk of frames, and its number in there."""
     rows = layout.shard_shape[0]
-    inside = (frame_chunk // chunks_per_shard,) if frames else ()
-    position = (trajectory // rows, *inside, *_ZEROS[: len(layout.shape) - 1 - len(inside)])
+    position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
     return open_shard(layout, position), trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
 
 
@@ -299,7 +287,7 @@ class StoreFormat:
 
     def recognizes(self, path: Path) -> bool:
         """Whether this is a directory with the metadata of a Zarr group."""
-        return (path / "zarr.json").is_file()
+        return is_store(path)
 
     def open(
         self,

@@ -68,7 +68,7 @@ class Batch:
     sample_weight: of each sample in the loss of that step. Blocks count alike whatever their size, and the weights of a
     global batch add up to 1.
     noise (B, K): what makes each sample a member of an ensemble (`ups.models.ensemble`); None is the central one.
-    extra: other tensors (B, ...) by name, for a stage that asked for them (`ups.data.rank_source.ArraySource`), such as
+    extra: other tensors (B, ...) by name, for a stage that asked for them (`ups.data.latent_cache`), such as
     cached latents; fields may then be missing.
     """
 

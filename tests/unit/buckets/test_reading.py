@@ -89,8 +89,6 @@ def test_windows_of_hdf5_are_those_of_the_disk(server: Seaweed, here: Path) -> N
         address = server.upload(path, f"hdf5/{path.name}")
         remote = open_paths(address)
         assert remote.remote
-        for trajectory in range(remote.splits["train"]):
-            remote.bring("train", trajectory, 0, remote.num_frames)
         _equal(remote, open_paths(path))
 
 

@@ -96,9 +96,3 @@ class CrashingReader(StoreReader):
 
 def crash() -> int:
     return ctypes.string_at(0)[0]
-
-
-class TensorReader(StoreReader):
-    """Holds a tensor."""
-
-    tensor: Any = None

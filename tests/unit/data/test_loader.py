@@ -21,8 +21,7 @@ sys.path.append(str(Path(__file__).parent))  # worker processes inherit it and f
 import planted_readers as planted
 
 from ups.config.schema import DataConfig
-from ups.data.loader import Loader, build_loader, evaluation_batches
-from ups.data.worker_pool import pickle_without_devices
+from ups.data.loader import Loader, build_loader, first_batch
 from ups.errors import CheckpointError, ConfigError, DataError, MachineError
 from ups.formats.zarr_store import StoreReader
 from ups.record.causes import cause_of_error
@@ -203,23 +202,10 @@ def test_windows_longer_than_the_trajectories_are_refused(wave: Path) -> None:
         build_loader(data_config(wave), [StoreReader(wave)], RankInfo(0, 1), seed=0, window_frames=10)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("limit", [None, 4, 100])
-def test_evaluation_scores_every_sample_exactly_once(wave: Path, world_size: int, limit: int | None) -> None:
-    seen: list[int] = []
-    for rank in range(world_size):
-        for batch, trajectories in evaluation_batches(
-            StoreReader(wave),
-            "valid",
-            RankInfo(rank, world_size),
-            window_frames=9,
-            batch_size=2,
-            max_trajectories=limit,
-        ):
-            assert batch.state[:, 0, 0, 0].tolist() == [t * 1000.0 for t in trajectories]
-            assert batch.state.shape[1] == 9
-            seen += trajectories
-    assert sorted(seen) == list(range(min(5, limit or 5)))
+def test_a_first_batch_has_the_first_window_of_each_trajectory(wave: Path) -> None:
+    batch = first_batch(StoreReader(wave), "valid", window_frames=9, batch_size=2)
+    assert batch.state[:, 0, 0, 0].tolist() == [0.0, 1000.0]
+    assert batch.state.shape[1] == 9
 
 
 # What goes wrong, in the loop
@@ -240,15 +226,6 @@ def test_an_error_that_cannot_be_repeated_says_so(wave: Path) -> None:
 def test_a_loader_that_failed_stays_failed(wave: Path) -> None:
     loader = loader_of(planted.RaisingReader(wave))
     assert failure_of(loader) is failure_of(loader)
-
-
-def test_a_tensor_on_a_device_is_refused_before_a_worker_sees_it(wave: Path) -> None:
-    reader = planted.TensorReader(wave)
-    reader.tensor = {"deep": [torch.empty(3, device="meta")]}
-    with pytest.raises(ConfigError, match="tensor on device 'meta'"):
-        next(loader_of(reader, workers=1))
-    reader.tensor = torch.ones(3)
-    pickle_without_devices(loader_of(reader).source)
 
 
 # Real worker processes

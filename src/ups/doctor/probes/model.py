@@ -10,7 +10,7 @@ import time
 import torch
 
 from ups.config.schema import Recipe
-from ups.data.loader import evaluation_batches
+from ups.data.loader import first_batch
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime, choose_device
 from ups.distributed.strategies import autocast, weight_dtype
@@ -34,7 +34,6 @@ from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.record.text import size_text
 from ups.run.assemble import OpenData, assemble, bare_stage
 from ups.run.preflight import CheckFailed, Report
-from ups.spec.batch import RankInfo
 from ups.training.progress import Progress
 
 
@@ -93,7 +92,7 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
     if not trained:
         raise CheckFailed(f"{stage_name(recipe, index)} trains no parameter at all")
     for reader in opened.readers_of(recipe, recipe.data_of(index)):
-        batch, _ = next(evaluation_batches(reader, "train", RankInfo(0, 1), window_frames=frames, batch_size=2))
+        batch = first_batch(reader, "train", window_frames=frames, batch_size=2)
         stage.zero_grad(set_to_none=True)
         with autocast(recipe.engine.precision, device):
             loss = stage([batch.to(device, dtype)]).total

@@ -66,12 +66,12 @@ class Forked:
 
 
 _source = SimpleNamespace(value=None)
-_pickle = worker_pool.pickle_without_devices
+_init = worker_pool.WorkerPool.__init__
 
 
-def remember(source):
+def remember(pool, source, **options):
     _source.value = source
-    return _pickle(source)
+    _init(pool, source, **options)
 
 
 def start(number, rank, payload):
@@ -86,5 +86,5 @@ def start(number, rank, payload):
 
 
 GridReader.read_block = read_block
-worker_pool.pickle_without_devices = remember
+worker_pool.WorkerPool.__init__ = remember
 worker_pool._start = start
