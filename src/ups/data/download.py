@@ -337,7 +337,8 @@ def request(
     asked = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme is checked by the opener
     watch = Watch(STALL_SECONDS, stop)
     try:
-        response = _opener(watch).open(asked, timeout=STALL_SECONDS)
+        opener = urllib.request.build_opener(_Redirects, *_handlers(watch))
+        response = opener.open(asked, timeout=STALL_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()  # not `with`: the page of a redirect is closed already
         raise _refusal(error, url, start) from error
@@ -421,10 +422,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             raise FetchRefusedError(f"{shown(req.full_url)} leads to an address with a user in it: {shown(newurl)}")
         fp.close()  # urllib would read the page of the redirect into memory, however long it is
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _opener(watch: Watch) -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_Redirects, *_handlers(watch))
 
 
 # How long a stop request may go unnoticed.

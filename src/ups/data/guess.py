@@ -494,17 +494,15 @@ class _Guesser:
             return
         conserved = guess_conserved(sample)
         task = reader.task
-        names = task.channel_names("state")
-        owners = [f for f in task.fields_of("state") for _ in range(f.num_channels(task.num_spatial_dims))]
-        kept = {names[channel]: drift for channel, drift in conserved.items()}
-        fields = [
-            f.name
-            for f in task.fields_of("state")
-            if all(n in kept for n, owner in zip(names, owners, strict=True) if owner is f)
-        ]
+        fields, first = list[str](), 0
+        for spec in task.fields_of("state"):
+            count = spec.num_channels(task.num_spatial_dims)
+            if all(channel in conserved for channel in range(first, first + count)):
+                fields.append(spec.name)
+            first += count
         if fields:
             self.values["conserved"] = fields
-            worst = max(kept.values())
+            worst = max(conserved.values())
             self._say("conserved", f"the mean changes by {worst:.1g} of the field's variation at most")
 
 

@@ -7,9 +7,8 @@ last axis. Steady: given fields next to what is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +28,6 @@ from ups.spec.task import Role
 
 NUM_SAMPLED = 16
 
-_Number = TypeVar("_Number", int, float)
-
 
 def make_card(reader: Reader, paths: list[str], *, format: str = "auto") -> dict[str, Any]:
     """Facts about a data set as JSON: shapes, units, ranges, size, time, boundaries, parameters, splits, identity.
@@ -42,6 +39,8 @@ def make_card(reader: Reader, paths: list[str], *, format: str = "auto") -> dict
         described = isinstance(reader, DescribedReader)
         format = DESCRIBED if described else recognized([data_path(path) for path in paths])
     ranges, seen = _ranges(reader)
+    lengths = [reader.frames_of(split) for split in reader.splits]
+    dt_range = (task.dt_range if "dt" in reader.differing else None) or (task.dt, task.dt)
     card: dict[str, Any] = {
         "paths": paths,
         "format": format,
@@ -52,12 +51,9 @@ def make_card(reader: Reader, paths: list[str], *, format: str = "auto") -> dict
         "steady": task.steady,
         "splits": dict(reader.splits),
         "frames": reader.num_frames,
-        "fewest_frames": min(_each(reader, reader.frames_in), default=reader.num_frames),
+        "fewest_frames": min((int(n.min()) for n in lengths if n is not None and len(n)), default=reader.num_frames),
         "dt": task.dt,
-        "dt_range": [
-            min(_each(reader, reader.dt_in), default=task.dt),
-            max(_each(reader, reader.dt_in), default=task.dt),
-        ],
+        "dt_range": list(dt_range),
         "time_unit": task.time_unit,
         "start_time": reader.source.start_time,
         "duration": task.dt * max(0, reader.num_frames - 1),
@@ -122,13 +118,6 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [("assumed", text) for text in card["assumptions"]]
     rows.append(("identity", card["identity"]))
     return rows
-
-
-def _each(reader: Reader, what: Callable[[str, int], _Number]) -> Iterator[_Number]:
-    """Frames or time step of each trajectory, where trajectories differ."""
-    if reader.differing:
-        for split, count in reader.splits.items():
-            yield from (what(split, trajectory) for trajectory in range(count))
 
 
 def _ranges(reader: Reader) -> tuple[dict[str, Any], int]:

@@ -3,8 +3,8 @@
 Owns how statistics are computed and where they are stored. What they are is `ups.spec.statistics`; the models apply
 them. Data itself stays in physical units.
 
-`ensure_statistics` is what a run calls, on one rank; the others call `load_statistics` afterwards, or are sent the
-result. Files are written atomically, so that two runs can write at once.
+`ensure_statistics` is what a run calls, on one rank; the others are sent the result. Files are written atomically, so
+that two runs can write at once.
 """
 
 from __future__ import annotations
@@ -123,30 +123,26 @@ def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
     return data.with_name(data.name + ".statistics.json")
 
 
-def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> Statistics:
-    """What `ensure_statistics` stored for this reader. Raises DataError if there is nothing, or only stale ones."""
-    files = _places(path)
+def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> Statistics | None:
+    """What `ensure_statistics` stored for this reader; None, with a warning, if there are only others."""
     identity = reader.identity()
-    present = [file for file in files if file.exists()]
-    for file in present:
-        entry = _read_entries(file).get(identity)
-        if entry is not None:
-            if not isinstance(entry, dict) or entry.pop("sha256", None) != _checksum(entry):
-                # A run would take these numbers for its own: they are measured again instead.
-                logger.warning("statistics in %s are ignored: they do not fit their checksum", file)
-                continue
-            statistics = Statistics.from_json(entry)
-            _check(statistics, reader, file)
-            return statistics
-    name = reader.task.name
-    if present:
-        raise DataError(
-            f"the statistics of task '{name}' in {present[0]} are stale: they are of other data or other strides",
-            hint="compute them again; `ups train` does",
-        )
-    raise DataError(
-        f"task '{name}' has no statistics next to its data ({statistics_path(path)})", hint="`ups train` computes them"
-    )
+    for file in _places(path):
+        if not file.exists():
+            continue
+        problem, entry = "they are of other data or other strides", _read_entries(file).get(identity)
+        if entry is not None and (not isinstance(entry, dict) or entry.pop("sha256", None) != _checksum(entry)):
+            problem = "they do not fit their checksum"
+        elif entry is not None:
+            try:
+                statistics = Statistics.from_json(entry)
+                if _fit(statistics, reader):
+                    return statistics
+                problem = f"they do not fit task '{reader.task.name}'"
+            except DataError as error:
+                problem = error.message
+        # A run would take these numbers for its own: they are measured again instead.
+        logger.warning("statistics in %s are ignored: %s", file, problem)
+    return None
 
 
 def ensure_statistics(
@@ -157,11 +153,10 @@ def ensure_statistics(
     Where the directory of the data is read-only they go to the cache directory of the person instead
     ($XDG_CACHE_HOME/ups, by default ~/.cache/ups); where that fails too, or there is no home, they are only returned.
     """
-    try:
-        return load_statistics(reader, path)
-    except DataError as error:
-        level = logging.WARNING if any(file.exists() for file in _places(path)[:1]) else logging.INFO
-        logger.log(level, "computing statistics of task '%s': %s", reader.task.name, error.message)
+    known = load_statistics(reader, path)
+    if known is not None:
+        return known
+    logger.info("computing statistics of task '%s'", reader.task.name)
     statistics = compute_statistics(reader, progress)
     for file in _places(path):
         try:
@@ -236,23 +231,13 @@ def _located(
     return DataError(f"{reader.where('train', trajectories[0])}: numbers too large to measure", hint=hint)
 
 
-def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
+def _fit(statistics: Statistics, reader: Reader) -> bool:
+    """Whether statistics have the channels of a task and its grid."""
     task = reader.task
-    expected = {
-        "state": task.num_channels("state"),
-        "difference": task.num_channels("state"),
-        "static": task.num_channels("static"),
-        "target": task.num_channels("target"),
-        "parameter": len(task.parameters),
-    }
-    for role, count in expected.items():
-        lengths = {len(getattr(statistics, f"{role}_{kind}")) for kind in ("mean", "std")}
-        if lengths != {count} or min(getattr(statistics, f"{role}_std"), default=0.0) < 0:
-            raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
-    if not statistics.waves_fit(task):
-        raise DataError(f"{file}: 'smooth_from' does not fit the channels and axes of task '{task.name}'")
-    if not ranges_fit(statistics.ranges, task, reader.space):
-        raise DataError(f"{file}: 'ranges' does not fit the channels and the grid of task '{task.name}'")
+    expected = {role: task.num_channels(role) for role in ("state", "static", "target")}
+    expected |= {"difference": expected["state"], "parameter": len(task.parameters)}
+    fits = all(len(getattr(statistics, f"{role}_mean")) == count for role, count in expected.items())
+    return fits and statistics.waves_fit(task) and ranges_fit(statistics.ranges, task, reader.space)
 
 
 def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:

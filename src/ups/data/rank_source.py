@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from ups.data.sampler import Cut, Sampler
 from ups.errors import DataError, StoreRefusedError, StoreUnavailableError, UpsError
 from ups.formats.base import Int64, Reader
 from ups.record.failure import Frame, worker_stem
-
-if TYPE_CHECKING:
-    from ups.data.latent_cache import LatentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +117,19 @@ class ArrayBatch:
     arrays: dict[str, Array]
 
 
+class ArraySource(Protocol):
+    """Reads the arrays of windows in place of the readers: `ups.data.latent_cache`. Without torch: workers use it."""
+
+    @property
+    def reads_fields(self) -> bool: ...
+
+    def read(
+        self, task: int, reader: Reader, split: str, trajectories: Sequence[int], starts: Sequence[int], num_frames: int
+    ) -> dict[str, Array]:
+        """As `read_arrays`, for task number `task`; arrays named `extra.NAME` are `Batch.extra[NAME]`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """What the number of a part stands for. numbers (B,) int64."""
@@ -146,7 +156,7 @@ class RankSource:
     cuts: tuple[Cut, ...]
     grouped: bool = False
     split: str = "train"
-    array_source: LatentCache | None = None
+    array_source: ArraySource | None = None
     host_ranks: int = 1
     host_readers: int = 1
 

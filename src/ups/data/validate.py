@@ -104,7 +104,11 @@ def validate_paths(
     format: str = "auto",
     description: TaskDescription | str | Path | None = None,
 ) -> Report:
-    """All findings about a store or files, opening errors included. The last three: see `open_paths`."""
+    """All findings about a store or files, opening errors included. The last three: see `open_paths`.
+
+    drift_tolerance: largest change of a conserved integral, relative to the integral of the field's absolute
+    value then or in the first frame, whichever is larger.
+    """
     paths = [str(p) for p in path] if isinstance(path, list) else [str(path)]
     report = Report()
     allowed = set(allow)
@@ -118,24 +122,14 @@ def validate_paths(
     if is_own_store(paths[0]) and "damaged" not in allowed:
         for problem in check_store(paths[0], deep=deep):
             report.add(Finding("damaged", problem, paths[0]))
-    validate(reader, report, allow=allowed, drift_tolerance=drift_tolerance, progress=progress)
+    _validate(reader, report, allowed, drift_tolerance, progress)
     return report
 
 
-def validate(
-    reader: Reader,
-    report: Report,
-    *,
-    allow: Iterable[str] = (),
-    drift_tolerance: float = 1e-3,
-    progress: Progress | None = None,
+def _validate(
+    reader: Reader, report: Report, allowed: set[str], drift_tolerance: float, progress: Progress | None
 ) -> None:
-    """Reads every trajectory of a reader and adds what is wrong to the report.
-
-    drift_tolerance: largest change of a conserved integral, relative to the integral of the field's absolute
-    value then or in the first frame, whichever is larger.
-    """
-    allowed = set(allow)
+    """Reads every trajectory of a reader and adds what is wrong to the report."""
     total = sum(reader.splits.values())
     originals: dict[tuple[str, int], tuple[str, int]] = {}
     scales: Float64 | None = None

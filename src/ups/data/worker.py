@@ -133,12 +133,10 @@ def _error_reply(number: int, error: BaseException) -> ErrorReply:
 def _load(source_file: int) -> RankSource | ErrorReply:
     try:
         with os.fdopen(source_file, "rb") as file:
-            source = pickle.load(file)  # noqa: S301 - written by our own parent into a file without a name
-        if not isinstance(source, RankSource):
-            raise TypeError(f"expected a RankSource, got {type(source).__name__}")
+            source: RankSource = pickle.load(file)  # noqa: S301 - written by our own parent into a file without a name
+            return source
     except Exception as error:  # noqa: BLE001 - reported to the rank with its first request
         return _error_reply(-1, error)
-    return source
 
 
 def main(arguments: list[str]) -> None:

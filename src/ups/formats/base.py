@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -447,6 +447,28 @@ def split_rows(counts: Sequence[int], valid_fraction: float, test_fraction: floa
         rows["valid"] += range(end - valid - test, end - test)
         rows["test"] += range(end - test, end)
     return rows
+
+
+def check_alike(files: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+    """Raises DataError for files that cannot be one task. files: the name of each, and what must be equal, by words."""
+    first, wanted = files[0]
+    for name, own in files[1:]:
+        for what, value in own.items():
+            if value != wanted[what]:
+                raise DataError(
+                    f"{name} and {first} have different {what}",
+                    hint="files of one task may differ in parameters, length and time step; make them two tasks",
+                )
+
+
+def check_distinct(files: Iterable[tuple[Path, str]]) -> None:
+    """Raises DataError for a file, and a part of it, that is listed twice: it would be trained on and held out."""
+    seen: set[tuple[str, str]] = set()
+    for path, part in files:
+        real = (str(path.resolve()), part)
+        if real in seen:
+            raise DataError(f"{path} is the same file as another of the list", hint="list each file once")
+        seen.add(real)
 
 
 class SplitRows:

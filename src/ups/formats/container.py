@@ -31,6 +31,7 @@ from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.hdf5 import SAMPLE_BLOCKS, FileKey, Region, file_key, hash_sample, map_named, open_unchanged
 from ups.formats.shards import ProcessCache
+from ups.record.files import is_number
 
 # What a file may hold in small arrays that are read whole: coordinates, times, parameters.
 MAX_SMALL_VALUES = 1 << 22
@@ -225,7 +226,7 @@ class MemoryContainer(Container):
         for key, value in (arrays.variables if dataset else arrays).items():
             name = str(key)
             array = value if dataset else np.asarray(value)
-            attributes = _numbers_and_texts(value.attrs, left_out, name) if dataset else {}
+            attributes = numbers_and_texts(_plain_values(value.attrs), name, left_out) if dataset else {}
             if np.dtype(array.dtype).kind in "mM" and array.size:
                 # As xarray decodes them: dates become seconds since the first, durations seconds.
                 array = np.asarray(array)
@@ -240,7 +241,7 @@ class MemoryContainer(Container):
             variables[name] = Variable(name, tuple(int(n) for n in array.shape), dims, attributes)
         if not variables:
             raise DataError("no array of numbers was given", hint="give {'u': array, 'x': coordinates, ...}")
-        facts = _numbers_and_texts(arrays.attrs, left_out, "") if dataset else {}
+        facts = numbers_and_texts(_plain_values(arrays.attrs), "", left_out) if dataset else {}
         super().__init__("the given arrays", variables, facts, left_out)
 
     def read(self, name: str, region: Region) -> Array:
@@ -259,18 +260,24 @@ class MemoryContainer(Container):
         return digest.hexdigest()
 
 
-def _numbers_and_texts(attributes: Mapping[Any, Any], left_out: list[str], owner: str) -> dict[str, Attribute]:
+def numbers_and_texts(attributes: Mapping[str, Any], owner: str, left_out: list[str]) -> dict[str, Attribute]:
+    """Attributes that are texts or numbers; each number of a list by its index, so that a description can name it."""
     values: dict[str, Attribute] = {}
-    for key, value in attributes.items():
-        numbers = np.asarray(value).reshape(-1) if not isinstance(value, str) else None
+    for key, value in list(attributes.items())[:256]:
+        numbers = value if isinstance(value, list) else [value]
         if isinstance(value, str):
-            values[str(key)] = value[:1000]
-        elif numbers is not None and numbers.dtype.kind in "fiu" and 0 < numbers.size <= 64:
-            names = [str(key)] if numbers.size == 1 else [f"{key}[{i}]" for i in range(numbers.size)]
-            values |= {n: float(v) for n, v in zip(names, numbers, strict=True) if np.isfinite(v)}
-        else:
-            left_out.append(f"attribute '{key}'" + (f" of '{owner}'" if owner else ""))
+            values[key] = value[:1000]
+        elif 0 < len(numbers) <= 64 and all(map(is_number, numbers)):
+            names = [key] if len(numbers) == 1 else [f"{key}[{i}]" for i in range(len(numbers))]
+            values |= dict(zip(names, map(float, numbers), strict=True))
+        elif key not in ("_ARRAY_DIMENSIONS", "_FillValue"):
+            left_out.append(f"attribute '{key[:80]}'" + (f" of '{owner}'" if owner else ""))
     return values
+
+
+def _plain_values(attributes: Mapping[Any, Any]) -> dict[str, Any]:
+    """Attributes of xarray as texts and lists."""
+    return {str(k): v if isinstance(v, str) else np.asarray(v).reshape(-1).tolist() for k, v in attributes.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from zarr.storage import LocalStore
 
 from ups.errors import DataError
 from ups.formats.base import Array
-from ups.formats.container import Attribute, Container, Variable, ambiguous, listed
+from ups.formats.container import Attribute, Container, Variable, ambiguous, listed, numbers_and_texts
 from ups.formats.hdf5 import Region
 from ups.formats.shards import MISSING, ProcessCache, read_index, zstd_content_bytes
 from ups.record.files import is_number, load_object
@@ -88,7 +88,8 @@ class ZarrContainer(Container):
     def read(self, name: str, region: Region) -> Array:
         stored = self._stored[name]
         try:
-            array = _arrays.get((f"{self.path}/{stored.inside}", ()), lambda: _open_limited(self.path, stored))
+            key = (f"{self.path}/{stored.inside}", ())
+            array = _arrays.get(key, lambda: _open(self.path, stored.inside, stored.version, stored))
             values = np.asarray(array[region])
         except Exception as error:  # codecs raise nearly every type for damaged chunks
             raise DataError(f"{self.path}: array '{name}' cannot be read: {str(error)[:200]}") from error
@@ -115,7 +116,7 @@ def open_zarr(path: Path) -> ZarrContainer:
             continue
         inside = os.path.relpath(folder, path).removeprefix(".")
         metadata, own = _metadata(Path(folder), files)
-        values = _attributes(own, inside, left_out)
+        values = numbers_and_texts(own, inside, left_out)
         if metadata is None:
             attributes |= values if not inside else {f"{inside}/{key}": value for key, value in values.items()}
             continue
@@ -192,7 +193,7 @@ def _look_at(
         raise _NotReadError(f"whose codec '{unknown[0][:40]}' is not read")
     version = 3 if "node_type" in metadata else 2
     try:
-        array = _open(LocalStore(str(path), read_only=True), inside, version)
+        array = _open(path, inside, version)
         shape, in_file, dtype = array.shape, array.shards or array.chunks, np.dtype(array.dtype)
         num_chunks = math.prod(array.shards) // math.prod(array.chunks) if array.shards else 0
         sound = dtype.kind in "fiu" and min(shape, default=1) > 0 and math.prod(shape) < 1 << 60
@@ -334,45 +335,25 @@ def _plain(names: set[str]) -> set[str]:
     return {name.removeprefix("numcodecs.") for name in names}
 
 
-def _attributes(own: dict[str, Any], name: str, left_out: list[str]) -> dict[str, Attribute]:
-    values: dict[str, Attribute] = {}
-    for key, value in list(own.items())[:256]:
-        if isinstance(value, str):
-            values[key] = value[:1000]
-        elif is_number(value):
-            values[key] = float(value)
-        elif isinstance(value, list) and 0 < len(value) <= 64 and all(is_number(v) for v in value):
-            values |= (
-                {f"{key}[{i}]": float(v) for i, v in enumerate(value)} if len(value) > 1 else {key: float(value[0])}
-            )
-        elif key not in ("_ARRAY_DIMENSIONS", "_FillValue"):
-            left_out.append(f"attribute '{key[:80]}'" + (f" of '{name}'" if name else ""))
-    return values
-
-
-def _open(store: LocalStore, inside: str, version: int) -> Any:
+def _open(path: Path | str, inside: str, version: int, limits: _Stored | None = None) -> Any:
+    store = _LimitedStore(str(path), read_only=True)
+    store.limits = limits
     return zarr.open_array(store, path=inside, mode="r", zarr_format=3 if version == 3 else 2)
-
-
-def _open_limited(path: str, stored: _Stored) -> Any:
-    if not stored.packed:
-        return _open(LocalStore(path, read_only=True), stored.inside, stored.version)
-    store = _LimitedStore(path, read_only=True)
-    store.limits = stored
-    return _open(store, stored.inside, stored.version)
 
 
 class _LimitedStore(LocalStore):
     """Chunks that would unpack to more than they may hold are refused before a codec sees them."""
 
-    limits: _Stored
+    limits: _Stored | None
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
-        content = await super().get(key, prototype, byte_range)
-        # The end of a shard is its index.
-        if content is None or key.rpartition("/")[2] in _METADATA or isinstance(byte_range, SuffixByteRequest):
+        content, limits = await super().get(key, prototype, byte_range), self.limits
+        if content is None or limits is None or not limits.packed:
             return content
-        data, limits = content.to_bytes(), self.limits
+        # The end of a shard is its index.
+        if key.rpartition("/")[2] in _METADATA or isinstance(byte_range, SuffixByteRequest):
+            return content
+        data = content.to_bytes()
         chunks = [data]
         if limits.num_chunks and byte_range is None:
             index = read_index(key, np.frombuffer(data, np.uint8), limits.num_chunks)

@@ -40,6 +40,8 @@ from ups.formats.base import (
     SplitRows,
     Subsampling,
     TrajectoryFile,
+    check_alike,
+    check_distinct,
     split_rows,
 )
 from ups.formats.container import Container, Variable
@@ -87,7 +89,7 @@ def understand(container: Container, description: TaskDescription, name: str) ->
 
 def same_points(a: Float64, b: Float64) -> bool:
     """Whether two axes have the same points, but for the rounding of float32."""
-    return bool(np.allclose(a, b, rtol=4 * FLOAT32, atol=1e-6 * float(np.ptp(b))))
+    return len(a) == len(b) and bool(np.allclose(a, b, rtol=4 * FLOAT32, atol=1e-6 * float(np.ptp(b))))
 
 
 def equal_steps(times: Float64, dt: float) -> bool:
@@ -458,12 +460,13 @@ class DescribedReader(FilesReader):
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
     ) -> None:
-        _check_distinct(containers)
+        check_distinct((Path(c.path), c.part) for c in containers if os.path.exists(c.path))
         layouts = [understand(container, description, name) for container in containers]
         for container in containers:
             container.close()  # opened for coordinates and parameters; nothing stays open before a fork
-        _check_same(containers, layouts)
         first = layouts[0]
+        alike = [all(map(same_points, layout.coordinates, first.coordinates)) for layout in layouts]
+        check_alike([(c.label, {"grids": same}) for c, same in zip(containers, alike, strict=True)])
         self._files = tuple(
             _File(layout.sources, layout.parameters.astype(np.float32), layout.flipped, container)
             for container, layout in zip(containers, layouts, strict=True)
@@ -562,29 +565,6 @@ def task_name(path: Path) -> str:
     """A name for the task of a file that has none."""
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in path.name.split(".")[0])[:60]
     return stem if stem[:1].isalpha() or stem[:1] == "_" else f"data_{stem}"
-
-
-def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayout]) -> None:
-    first = layouts[0]
-    for container, layout in zip(containers[1:], layouts[1:], strict=True):
-        same = [len(c) for c in layout.coordinates] == [len(c) for c in first.coordinates]
-        same = same and all(same_points(a, b) for a, b in zip(layout.coordinates, first.coordinates, strict=True))
-        if not same:
-            raise DataError(
-                f"{container.label} and {containers[0].label} have different grids",
-                hint="files and groups of one task may differ in parameters, length and time step; make them two tasks",
-            )
-
-
-def _check_distinct(containers: Sequence[Container]) -> None:
-    """A file that is listed twice would be trained on and held out."""
-    seen: set[tuple[str, str]] = set()
-    for path, part in ((container.path, container.part) for container in containers):
-        if os.path.exists(path):
-            real = (os.path.realpath(path), part)
-            if real in seen:
-                raise DataError(f"{path} is the same file as another of the list", hint="list each file once")
-            seen.add(real)
 
 
 def _split(

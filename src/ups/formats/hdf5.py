@@ -151,9 +151,9 @@ def first_bytes(path: Path, count: int = 8) -> bytes:
         return b""
 
 
-def starts_as_hdf5(file: IO[bytes]) -> bool:
-    """Whether a file has the signature of HDF5: at its beginning, or after the 512 bytes that MATLAB puts before it."""
-    return any(file.seek(offset) == offset and file.read(8) == HDF5_MAGIC for offset in (0, 512))
+def starts_as_hdf5(start: bytes) -> bool:
+    """Whether the first 520 bytes have the signature of HDF5; MATLAB puts 512 bytes before it."""
+    return HDF5_MAGIC in (start[:8], start[512:])
 
 
 def survey_files(paths: Sequence[str | Path], form: str = "pdebench") -> list[FileSurvey | DataError]:
@@ -232,8 +232,8 @@ def _key_or_error(path: str | Path) -> FileKey | DataError:
         with open_regular(data_path(path), follow_link=True) as file:
             if file is None:
                 return DataError(f"{path} is not a regular file, so it is not read", hint="name an HDF5 file")
-            start = file.read(8)
-            is_hdf5 = starts_as_hdf5(file)
+            start = file.read(520)
+            is_hdf5 = starts_as_hdf5(start)
         if start[:3] == b"CDF" and start[3:4] in (b"\x01", b"\x02", b"\x05"):
             return DataError(
                 f"{path} is a NetCDF classic file (version 3), which is not read",
@@ -305,7 +305,11 @@ def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
     if array.column_major:
         return read_region(key, replace(array, shape=array.shape[::-1], column_major=False), region[::-1]).T
     if array.offset is not None and is_address(key[0]):
-        return _read_ranges(open_unchanged(_objects, key, ObjectBytes), array, region)
+        remote = open_unchanged(_objects, key, ObjectBytes)
+        out = np.empty([len(r) for r in _indices(region)], array.dtype)
+        for index, start, stop in _ranges(array, region):
+            out[index] = remote[start:stop].view(array.dtype).reshape(out[index].shape)
+        return out
     if array.offset is not None:
         count = int(np.prod(array.shape))
         dtype = np.dtype(array.dtype)
@@ -378,13 +382,6 @@ def _ranges(array: ArraySurvey, region: Region) -> Iterator[tuple[tuple[int, ...
             start += wanted[cut].start * strides[cut]
             length = len(wanted[cut]) * strides[cut]
         yield index, start, start + length
-
-
-def _read_ranges(data: ObjectBytes, array: ArraySurvey, region: Region) -> Array:
-    out = np.empty(tuple(map(len, _indices(region))), array.dtype)
-    for index, start, stop in _ranges(array, region):
-        out[index] = data[start:stop].view(array.dtype).reshape(out[index].shape)
-    return out
 
 
 def _inflate_region(dataset: Any, array: ArraySurvey, region: Region, objects: ObjectBytes | None) -> Array:

@@ -10,7 +10,6 @@ from ups.errors import DataError
 from ups.formats.container import NUMPY_MAGIC, ZIP_MAGIC, Container, open_numpy, open_numpy_folder
 from ups.formats.container_hdf5 import open_hdf5
 from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, first_bytes, starts_as_hdf5
-from ups.record.files import open_regular
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _SUFFIXES = (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc", ".zarr")
@@ -24,20 +23,14 @@ def open_container(path: str | Path) -> Container:
 
         _refuse_bucket(path, "a Zarr group of another kind than a store of ups")
         return open_zarr(path)
-    try:
-        with open_regular(path, follow_link=True) as file:
-            if file is None:
-                raise DataError(f"{path} is not a regular file, so it is not read", hint="name a file of arrays")
-            start, is_hdf5 = file.read(8), starts_as_hdf5(file)
-    except OSError as error:
-        raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+    start = first_bytes(path, 520)
     if start.startswith((NUMPY_MAGIC, ZIP_MAGIC)):
         _refuse_bucket(path, "a NumPy file")
         return open_numpy(path)
-    if is_hdf5 or start.startswith((b"CDF", MATLAB_TEXT)) or path.suffix == ".mat":
+    if starts_as_hdf5(start) or start.startswith((b"CDF", MATLAB_TEXT)) or path.suffix == ".mat":
         return open_hdf5(path)
     raise DataError(
-        f"{path} is none of the formats that are read",
+        f"{path} is none of the formats that are read, or cannot be opened",
         hint="these are NumPy (.npy, .npz), HDF5, MATLAB 7.3, NetCDF-4 and Zarr; np.save and xarray's to_netcdf write "
         "such files",
     )

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from ups.errors import DataError
-from ups.formats.base import FULL, SPACE, FileField, Source, SplitRows, Subsampling, split_rows
+from ups.formats.base import FULL, SPACE, FileField, Source, SplitRows, Subsampling, check_alike, split_rows
 from ups.formats.hdf5 import (
     HDF5_MAGIC,
     FileSurvey,
@@ -202,7 +202,7 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
     extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
     numbers = file.numbers
     named = tuple(dict.fromkeys((*file.attributes, *file.unread)))
-    evidence = Evidence(file.name, file.output_path, form.name, named, numbers, file.described, extents)
+    evidence = Evidence(file.name, file.output_path, form.name, named, file.described, extents)
     problem, reason = recognize(evidence, stated)
     assumptions = [reason]
     if problem is None:
@@ -353,8 +353,8 @@ class PdebenchReader(Hdf5Reader):
         layouts = [understand(survey, problem) for survey in survey_all(listed, "pdebench")]
         for layout in layouts:
             drop_hdf5(layout.survey.key[0])  # opened for the coordinates; nothing stays open before a fork
-        _check_same_problem(layouts)
         first = layouts[0]
+        check_alike([(layout.survey.key[0], _compared(layout, first)) for layout in layouts])
         names = tuple(first.parameters)
         counts = [layout.form.shape[0] for layout in layouts]
         flipped = (False,) * len(first.coordinates)
@@ -377,22 +377,15 @@ class PdebenchReader(Hdf5Reader):
         super().__init__(source, subsampling)
 
 
-def _check_same_problem(layouts: list[FileLayout]) -> None:
-    first = layouts[0]
-    for layout in layouts[1:]:
-        both = f"{layout.survey.key[0]} and {first.survey.key[0]}"
-        task, frames_and_space = layout.task, layout.form.shape[1:]
-        same = (task.name, task.fields, frames_and_space) == (first.task.name, first.task.fields, first.form.shape[1:])
-        same = same and all(
-            np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(layout.coordinates, first.coordinates, strict=True)
-        )
-        if not same or not math.isclose(task.dt, first.task.dt, rel_tol=1e-4):
-            raise DataError(
-                f"{both} differ in problem, grid, frames or time step",
-                hint="files of one task must only differ in parameters; make them two tasks",
-            )
-        if task.axes[0].boundary != first.task.axes[0].boundary or set(layout.parameters) != set(first.parameters):
-            raise DataError(f"{both} differ in boundary or in which parameters they have")
+def _compared(layout: FileLayout, first: FileLayout) -> dict[str, object]:
+    """What must be equal in the files of one task."""
+    pairs = zip(layout.coordinates, first.coordinates, strict=False)
+    return {
+        "problems": (layout.task.name, layout.task.fields, layout.task.axes[0].boundary, set(layout.parameters)),
+        "grids or frames": layout.form.shape[1:],
+        "points": all(a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs),
+        "time steps": math.isclose(layout.task.dt, first.task.dt, rel_tol=1e-4),
+    }
 
 
 def _parameter(name: str, layouts: list[FileLayout]) -> ParameterSpec:

@@ -52,7 +52,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a file says about itself. attributes: all their names; numbers: those that are numbers, by name.
+    """What a file says about itself. attributes: all their names.
 
     settings: numbers of the part of the embedded configuration that describes the simulation, by lower-case key.
     """
@@ -61,7 +61,6 @@ class Evidence:
     output_path: str
     form: str
     attributes: Sequence[str]
-    numbers: Mapping[str, float]
     settings: Mapping[str, float]
     extents: Sequence[float]
 
@@ -191,7 +190,9 @@ def recognize(evidence: Evidence, stated: str | None) -> tuple[Problem | None, s
         return problem, f"stated by the user, not by the file: it holds {stated}. {_taken(problem)}"
     for problem in PROBLEMS.values():
         by_name = re.fullmatch(problem.published, evidence.file_name)
-        if problem.form != evidence.form or not (by_name or _configured(problem, evidence)):
+        in_groups = problem.form.startswith("groups")
+        configured = in_groups and re.fullmatch(problem.published, f"{evidence.output_path}.h5")
+        if problem.form != evidence.form or not (by_name or configured):
             continue
         contradiction = _contradiction(problem, evidence)
         if contradiction:
@@ -236,10 +237,6 @@ def _bounded(problem: Problem, evidence: Evidence) -> Problem:
     if "periodic" in words:
         return replace(problem, boundary="periodic", conserved=("density",), translation=True)
     return replace(problem, boundary="open") if "trans" in words else problem
-
-
-def _configured(problem: Problem, evidence: Evidence) -> bool:
-    return problem.form.startswith("groups") and bool(re.fullmatch(problem.published, f"{evidence.output_path}.h5"))
 
 
 def _contradiction(problem: Problem, evidence: Evidence) -> str:

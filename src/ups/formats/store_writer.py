@@ -416,35 +416,28 @@ class _ShardFileWriter:
 
 
 class _RowWriter:
-    """The parameters: (trajectory, parameter) in plain chunks of many rows."""
+    """The parameters: (trajectory, parameter) in plain chunks of many rows, written at the end."""
 
     def __init__(self, store: StoreWriter, name: str, width: int) -> None:
         self._store, self._name, self._width = store, name, width
-        self._rows: list[npt.NDArray[np.float32]] = []
-        self._chunk = 0
+        self._values: list[npt.NDArray[np.float32]] = []
 
     def append(self, row: FrameSource) -> None:
-        self._rows.append(row(0, 1)[0])
-        if len(self._rows) == PARAMETER_ROWS:
-            self._flush(PARAMETER_ROWS)
+        self._values.append(row(0, 1)[0])
 
     def finish(self, count: int) -> None:
         rows = min(count, PARAMETER_ROWS)
-        if self._rows:
-            self._flush(rows)
+        for number, first in enumerate(range(0, count, rows)):
+            block = np.zeros((rows, self._width), "<f4")
+            block[: count - first] = self._values[first : first + rows]
+            with self._store.open_file(f"{self._name}/c/{number}/0") as file:
+                file.write(block.tobytes())
         names, chunk = ("trajectory", "parameter"), (rows, self._width)
         layout = ArrayLayout(self._name, (count, self._width), "<f4", chunk, chunk, False, None, names)
         self._store.write_json(self._name, array_json(layout))
 
     def close(self) -> None:
         """No file is open."""
-
-    def _flush(self, rows: int) -> None:
-        block = np.zeros((rows, self._width), "<f4")
-        block[: len(self._rows)] = self._rows
-        with self._store.open_file(f"{self._name}/c/{self._chunk}/0") as file:
-            file.write(block.tobytes())
-        self._rows, self._chunk = [], self._chunk + 1
 
 
 def _checked(values: object, shape: tuple[int, ...], what: str) -> npt.NDArray[np.float32]:

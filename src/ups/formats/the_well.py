@@ -14,7 +14,7 @@ import numpy as np
 
 from ups.buckets.path import data_path
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Source, SplitRows, Subsampling, split_rows
+from ups.formats.base import FULL, SPLITS, Source, SplitRows, Subsampling, check_alike, check_distinct, split_rows
 from ups.formats.described import same_points
 from ups.formats.hdf5 import HDF5_MAGIC, WELL_GROUPS, Hdf5File, Hdf5Reader, drop_hdf5, survey_all
 from ups.formats.the_well_layout import WellLayout, plain, understand
@@ -52,7 +52,12 @@ class WellReader(Hdf5Reader):
         layouts = [understand(survey) for survey in survey_all(listed, "the_well")]
         for layout in layouts:
             drop_hdf5(layout.key[0])  # opened for coordinates and masks; nothing stays open before a fork
-        check_same(layouts)
+        check_alike(
+            [
+                (layout.key[0], {"grids": (layout.axes, *map(len, layout.coordinates)), "fields": _specs(layout)})
+                for layout in layouts
+            ]
+        )
         first = layouts[0]
         names = [n for n in first.parameters if all(n in layout.parameters for layout in layouts)]
         self._files = tuple(
@@ -99,10 +104,7 @@ def _files_of(paths: list[Path]) -> list[Path]:
         )
     if len(files) > MAX_FILES:
         raise DataError(f"{len(files)} files are more than {MAX_FILES}")
-    real = [str(path.resolve()) for path in files]
-    if len(set(real)) != len(real):
-        twice = next(path for path, one in zip(files, real, strict=True) if real.count(one) > 1)
-        raise DataError(f"{twice} is the same file as another of the list", hint="list each file once")
+    check_distinct((path, "") for path in files)
     return files
 
 
@@ -118,22 +120,6 @@ def _split(
         return rows, "splits are the folders train, valid and test"
     how = "there are no folders train, valid and test: each file is split by trajectory"
     return split_rows(counts, valid_fraction, test_fraction), how
-
-
-def check_same(layouts: list[WellLayout]) -> None:
-    """Raises DataError for files that cannot be one task."""
-    first = layouts[0]
-    for layout in layouts[1:]:
-        if layout.axes != first.axes or [len(c) for c in layout.coordinates] != [len(c) for c in first.coordinates]:
-            what = "grid"
-        elif _specs(layout) != _specs(first):
-            what = "fields"
-        else:
-            continue
-        raise DataError(
-            f"{layout.key[0]} and {first.key[0]} have different {what}",
-            hint="files of one task may differ in parameters, length and time step; make them two tasks",
-        )
 
 
 def _specs(layout: WellLayout) -> list[FieldSpec]:

@@ -16,7 +16,7 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ def _write_elsewhere(job: Job) -> tuple[str, int]:
         recipe = Recipe.model_validate(setup.recipe)
         opened = contextlib.ExitStack().enter_context(open_data(recipe))
         stepper = frozen_stepper(recipe, opened, setup.index)
-        if replace(setup.key, encoder=encoder_hash(stepper)) != setup.key:
+        if encoder_hash(stepper) != setup.key.encoder:
             raise DataError(
                 "the encoder of start_from has changed since the command started", hint="run the same command again"
             )

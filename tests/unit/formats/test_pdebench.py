@@ -171,7 +171,7 @@ def test_several_files_are_one_task_with_a_parameter_that_varies(tmp_path: Path)
 def test_files_of_different_problems_are_not_mixed(tmp_path: Path) -> None:
     files.single(tmp_path / "1D_Burgers_Sols_Nu0.1.hdf5", attributes={"Nu": 0.1})
     files.single(tmp_path / "1D_Advection_Sols_beta0.1.hdf5", attributes={"beta": 0.1})
-    with pytest.raises(DataError, match="differ in problem"):
+    with pytest.raises(DataError, match="have different problems"):
         PdebenchReader([tmp_path / "1D_Burgers_Sols_Nu0.1.hdf5", tmp_path / "1D_Advection_Sols_beta0.1.hdf5"])
 
 
