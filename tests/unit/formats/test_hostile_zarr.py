@@ -81,7 +81,7 @@ def test_an_attribute_that_is_no_number_of_this_machine_is_left_out(tmp_path: Pa
     (path / ".zattrs").write_text(json.dumps({"a": [1, 10**400], "b": 10**400, "c": 2}))
     container = open_container(path)
     assert container.attributes == {"c": 2.0}
-    assert container.left_out == ("attribute 'a'", "attribute 'b'")
+    assert tuple(container.left_out) == ("attribute 'a'", "attribute 'b'")
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -113,7 +113,7 @@ def test_chunks_that_are_not_there_are_named(tmp_path: Path, version: Any) -> No
     assert words[0] == "'v', of which no chunk is stored"
     assert words[1].startswith("1 of 1 chunks of 'zero'")
     assert words[2].startswith("6 of 12 chunks of 'u', which are not stored")
-    assert open_container(_group(tmp_path / "b.zarr", version)).left_out == ()
+    assert not open_container(_group(tmp_path / "b.zarr", version)).left_out
 
 
 def test_a_shape_beyond_all_bounds_is_left_out(tmp_path: Path) -> None:

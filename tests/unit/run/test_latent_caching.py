@@ -165,7 +165,7 @@ class TestRefusals:
 
     def refused(self, recipe: Recipe, opened: OpenData, root: Path, **key: Any) -> str:
         with pytest.raises(DataError) as caught:
-            open_cache(root, opened.readers, replace(cache_key(recipe, opened, 0), **key))
+            open_cache(root, opened.readers, cache_key(recipe, opened, 0).model_copy(update=key))
         assert caught.value.hint
         return caught.value.message
 
