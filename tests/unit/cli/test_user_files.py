@@ -285,7 +285,7 @@ def test_cells_of_matlab_are_refused_with_what_to_do(capsys: pytest.CaptureFixtu
         file["#refs#/a"] = WAVES[0]
         file["runs"] = np.array([[file["#refs#/a"].ref]], h5py.ref_dtype)
     assert _init("cells.mat") == 4
-    assert "'runs', a cell or an array of structs of MATLAB: make one array of it" in capsys.readouterr().err
+    assert "'runs', a cell or an array of structs of MATLAB: make one array, as cat(3, c{:})" in capsys.readouterr().err
 
 
 POINTS = RNG.uniform(0, 1, (500, 2))
