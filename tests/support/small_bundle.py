@@ -50,14 +50,16 @@ def make_bundle(
     tasks: tuple[TaskSpec, ...] = (ADVECTION, FLOW, DARCY),
     ensemble: bool = False,
     corrector: bool = False,
+    config: ModelConfig | None = None,
 ) -> Path:
-    config: ModelConfig = LatentOperatorConfig(width=16, depth=1, num_heads=2)
-    if ensemble:
+    if config is None and ensemble:
         config = MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2, noise_size=4)
+    config = config or LatentOperatorConfig(width=16, depth=1, num_heads=2)
     statistics = {t.name: statistics_of(t) for t in tasks}
     configs = {"operator": config} | ({"flow": config} if corrector else {})
     stepper = build_model(configs, tasks, statistics, context_frames, seed=1)
-    if ensemble or corrector:  # as if it had been trained: gates that start at zero would hide that members differ
+    # As if it had been trained: weights that start at zero would hide parts, and that members differ.
+    if not isinstance(config, LatentOperatorConfig) or corrector:
         for parameter in stepper.parameters():
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     coordinates = {t.name: grid(t) for t in tasks}

@@ -284,7 +284,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         return x
 
     def _phases(self, x: Tensor, layout: Layout) -> Tensor:
-        """Rotary phases of queries and keys, (B or 1, points, width of the level): by the boundaries of each sample."""
+        """Rotary phases of queries and keys by the boundaries of each sample: (B or 1, points, level width, 2)."""
         grid, heads = tuple(x.shape[2:]), self.config.num_heads
         num_pairs = x.shape[1] // heads // 2
         all_phases = []
@@ -293,9 +293,9 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 lambda: rope_phases(rope_angles(grid, wraps, num_pairs), heads),  # noqa: B023
                 ("phases", grid, wraps),
                 x.device,
-                wide(x).dtype.to_complex(),
+                wide(x).dtype,
             )
-            all_phases.append(phases.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1))
+            all_phases.append(phases.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1, -1))
         return all_phases[0] if len(all_phases) == 1 else torch.cat(all_phases)
 
     def _linear(self, group: Sequence[NetworkInput]) -> list[Tensor | None]:
@@ -467,7 +467,7 @@ class CoarseAttention(nn.Module):
         self.num_modulations = 2 * width
 
     def forward(self, x: Tensor, modulation: Tensor, phases: Tensor) -> Tensor:
-        """x (B, D, *grid), modulation (B, 2 D), phases (B or 1, L, D) from `rope_phases` -> (B, D, *grid)."""
+        """x (B, D, *grid), modulation (B, 2 D), phases (B or 1, L, D, 2) from `rope_phases` -> (B, D, *grid)."""
         z = x.flatten(2).transpose(1, 2)  # (B, L, D)
         scale, shift = modulation[:, None].chunk(2, dim=-1)  # each (B, 1, D)
         y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)).to(shift.dtype), 1 + scale)
@@ -488,14 +488,18 @@ def rotated(x: Tensor, phases: Tensor) -> Tensor:
     """x (B, L, 2 D): each pair of neighboring components rotated by its angle.
 
     A product of complex numbers is one pass over memory; with cosines and sines it is six, on runs of a few numbers.
+    Exported graphs have no complex numbers, and take the second way.
     """
-    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * phases).flatten(-2)
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    if not torch.compiler.is_exporting():
+        return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phases)).flatten(-2)
+    (first, second), (cos, sin) = pairs.unbind(-1), phases.unbind(-1)
+    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
 
 
 def rope_phases(angles: Tensor, num_heads: int) -> Tensor:
-    """angles (L, P) -> (L, 2 H P) unit complex numbers, for the queries and then the keys of all heads."""
-    return torch.polar(torch.ones_like(angles), angles).repeat(1, 2 * num_heads)
+    """angles (L, P) -> (L, 2 H P, 2): cosine and sine, for the queries and then the keys of all heads."""
+    return torch.stack([angles.cos(), angles.sin()], dim=-1).repeat(1, 2 * num_heads, 1)
 
 
 def rope_angles(grid: Sequence[int], wraps: Sequence[bool], num_pairs: int) -> Tensor:

@@ -82,7 +82,7 @@ class Normalization(nn.Module):
         largest = torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters], dtype=x.dtype)
         # A parameter without a declared range: its usual size.
         mean, std = self._mean_std("parameter", task, x, 1)
-        usual = torch.hypot(mean, std)[0]
+        usual = (mean.square() + std.square()).sqrt()[0]
         return x / torch.where(largest.to(x.device) > 0, largest.to(x.device), usual)
 
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Normalization(nn.Module):
         length = task.num_channels(task.predicted)
         mean = self.column(f"{task.predicted}_mean", task, like, length)
         std = self.column(f"{task.predicted}_std", task, like, length)
-        return torch.hypot(mean, std)
+        return (mean.square() + std.square()).sqrt()
 
     def change_gain(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C,): normalized change of a predicted channel -> scaled change; 1 for a steady task."""
