@@ -204,7 +204,7 @@ STAGES = Registry("stages", "stage")
 READERS = Registry("readers", "reader")
 TASKS = Registry("tasks", "task")
 TRACKERS = Registry("trackers", "tracker")
-METRICS = Registry("metrics", "metric")
+METRICS = Registry("metrics", "metric", {"brmse": "ups.evaluation.metrics:boundary_rmse"})
 LOSSES = Registry(
     "losses", "loss", {name: f"ups.training.losses:{name}_loss" for name in ("relative_l2", "nrmse", "mse")}
 )

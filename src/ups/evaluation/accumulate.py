@@ -124,7 +124,7 @@ class Accumulator:
         diverged = ~finite
         if self.limits is not None:
             diverged = self.limits.exceeded(prediction.flatten(0, 1)).reshape(prediction.shape[:2]).any(dim=1)
-        kept = (*ROW_METRICS, *metrics.added_metrics())
+        kept = (*ROW_METRICS, *metrics.metric_columns())
         for i, trajectory in enumerate(trajectories):
             row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in kept}  # per channel
             row["correlation_time"] = float(lasting[i])

@@ -101,6 +101,9 @@ def boundary_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
     return _guard((error**2).mean(dim=3).sqrt(), prediction)
 
 
+vars(boundary_rmse).update(heading="bRMSE", detail=True)
+
+
 def integral_error(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): mean over space of (prediction - truth); cRMSE is the root of its mean square over samples."""
     return _guard(_mean(prediction.double() - truth.double(), weights), prediction)
@@ -172,10 +175,11 @@ def conservation_drift(prediction: Tensor, start: Tensor, weights: Tensor | None
     return _guard(drift / _mean(first.abs(), weights).clamp_min(TINY), prediction)
 
 
-def added_metrics() -> dict[str, dict[str, Any]]:
-    """Name -> heading and direction of each metric that a plugin or a script registered: a column wherever scores are.
+def metric_columns(*, details: bool = False) -> dict[str, dict[str, Any]]:
+    """Name -> heading and direction of each registered metric: a column wherever scores are shown.
 
-    Both are optional attributes of the metric's function: `heading`, and `higher_is_better`.
+    Both are optional attributes of the metric's function: `heading`, and `higher_is_better`. details: instead of these,
+    the metrics with the attribute `detail`, which only the folded tables of a report show.
     """
     return {
         name: {
@@ -183,7 +187,7 @@ def added_metrics() -> dict[str, dict[str, Any]]:
             "higher_is_better": bool(getattr(metric, "higher_is_better", False)),
         }
         for name, metric in _usable_metrics()
-        if not METRICS.origin(name).is_ours
+        if bool(getattr(metric, "detail", False)) == details
     }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ups.evaluation.comparison import TaskComparison
 from ups.evaluation.figures import LINE_COLORS, LINE_STYLES, Example, data_address, fields_png, film, pyplot, svg_text
+from ups.evaluation.metrics import metric_columns
 from ups.evaluation.results import MODEL, best_predictor, headlines, leak_words, significant
 from ups.record.text import counted
 
@@ -226,7 +227,8 @@ def _solver_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
 def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Heading and key of the columns that are folded up: bands of wave numbers, integral, boundary, largest error."""
     known = next(iter(result["predictors"].values()))["summary"]
-    columns = (*_BANDS, ("cRMSE", "crmse"), ("bRMSE", "brmse"), ("maxE", "max_error"))
+    registered = [(column["heading"], name) for name, column in metric_columns(details=True).items()]
+    columns = (*_BANDS, ("cRMSE", "crmse"), *registered, ("maxE", "max_error"))
     return [(heading, key) for heading, key in columns if key in known]
 
 

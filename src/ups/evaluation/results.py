@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ups.evaluation.accumulate import Accumulator
-from ups.evaluation.metrics import added_metrics
+from ups.evaluation.metrics import metric_columns
 from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Reader
 from ups.record.text import printable
@@ -68,7 +68,7 @@ def task_result(
         "predictors": {},
         "differences": {},
     }
-    if added := added_metrics():
+    if added := metric_columns():
         result["metrics"] = added
     ours = trajectory_means(scores[model].rows)
     for name, score in scores.items():
