@@ -7,8 +7,10 @@ that is not a `UpsError` is a bug in ups or in the person's code, and keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
+
+# Cause -> exit code, of every class of errors.
+_EXIT_CODES: dict[str, int] = {}
 
 
 class UpsError(Exception):
@@ -28,6 +30,13 @@ class UpsError(Exception):
         self.hint = hint or self.default_hint
         self.command_hint = command_hint or self.hint
 
+    def __init_subclass__(cls, *, cause: str = "", exit_code: int = 0, default_hint: str = "") -> None:
+        """What a class does not name is that of its base."""
+        cls.cause = cause or cls.cause
+        cls.exit_code = exit_code or cls.exit_code
+        cls.default_hint = default_hint or cls.default_hint
+        _EXIT_CODES.setdefault(cls.cause, cls.exit_code)
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.hint, self.command_hint))
 
@@ -41,104 +50,68 @@ def _rebuild(kind: type[UpsError], message: str, hint: str, command_hint: str) -
     return kind(message, hint=hint, command_hint=command_hint)
 
 
-class ConfigError(UpsError):
+class ConfigError(UpsError, cause="config", exit_code=3):
     """A recipe or an option is wrong. Nothing was started."""
 
-    cause = "config"
-    exit_code = 3
 
-
-class RecipeChangedError(ConfigError):
+class RecipeChangedError(ConfigError, cause="recipe_changed"):
     """The recipe that a run directory holds is not the one that the run was started with."""
 
-    cause = "recipe_changed"
 
-
-class PluginError(ConfigError):
+class PluginError(ConfigError, cause="plugin"):
     """A part that a recipe names cannot be used: its package cannot be imported, or breaks the contract of its kind."""
 
-    cause = "plugin"
 
-
-class DataError(UpsError):
+class DataError(UpsError, cause="data", exit_code=4):
     """A file, store or batch is not what it claims to be."""
 
-    cause = "data"
-    exit_code = 4
 
-
-class FetchContentError(DataError):
+class FetchContentError(DataError, cause="fetch_content"):
     """A server sends something else than the file that was asked for."""
 
-    cause = "fetch_content"
 
-
-class FetchChangedError(DataError):
+class FetchChangedError(DataError, cause="fetch_changed"):
     """The file on a server changes while it is fetched."""
 
-    cause = "fetch_changed"
 
-
-class DataChangedError(DataError):
+class DataChangedError(DataError, cause="data_changed"):
     """The data of a run is not the data that it was started with."""
 
-    cause = "data_changed"
 
-
-class StatisticsChangedError(DataError):
+class StatisticsChangedError(DataError, cause="statistics_changed"):
     """The normalization statistics of a run are not those that it was started with."""
 
-    cause = "statistics_changed"
 
-
-class WorkerError(DataError):
+class WorkerError(DataError, cause="worker_killed", exit_code=6):
     """A process that reads for a rank was killed, crashed or left; the data may be well."""
 
-    cause = "worker_killed"
-    exit_code = 6
 
-
-class MachineError(UpsError):
+class MachineError(UpsError, cause="environment", exit_code=5):
     """The machine lacks something: a limit, a library, a device, space on a disk."""
 
-    cause = "environment"
-    exit_code = 5
 
-
-class DiskFullError(MachineError):
+class DiskFullError(MachineError, cause="disk_full"):
     """There is no space left where the run is written."""
 
-    cause = "disk_full"
 
-
-class FetchRefusedError(MachineError):
+class FetchRefusedError(MachineError, cause="fetch_refused"):
     """A server does not give a file: it is not there, or not for everybody."""
 
-    cause = "fetch_refused"
 
-
-class FetchUnavailableError(MachineError):
+class FetchUnavailableError(MachineError, cause="fetch_unavailable"):
     """A server cannot be reached, stalls, or cuts the connection again and again."""
 
-    cause = "fetch_unavailable"
 
-
-class StoreRefusedError(MachineError):
+class StoreRefusedError(MachineError, cause="store_refused"):
     """An object store does not give data: it is not there, or not for these credentials."""
 
-    cause = "store_refused"
 
-
-class StoreUnavailableError(MachineError):
+class StoreUnavailableError(MachineError, cause="store_unavailable"):
     """An object store that data is read from cannot be reached, or does not answer."""
 
-    cause = "store_unavailable"
 
-
-class MissingExtraError(MachineError):
+class MissingExtraError(MachineError, cause="missing_extra"):
     """A feature needs an optional dependency that is not installed."""
-
-    cause = "missing_extra"
 
     @classmethod
     def of(cls, extra: str, package: str, feature: str) -> MissingExtraError:
@@ -148,44 +121,32 @@ class MissingExtraError(MachineError):
         )
 
 
-class TrackerError(MachineError):
+class TrackerError(MachineError, cause="tracker"):
     """A tracker of a run cannot be reached, or refuses what it is sent. The run itself is not touched by that."""
 
-    cause = "tracker"
 
-
-class BucketError(MachineError):
+class BucketError(
+    MachineError,
+    cause="bucket",
+    default_hint="check the network, the address and the credentials (docs/mirror.md)",
+):
     """A bucket of an object store cannot be reached, or refuses what is asked of it."""
 
-    cause = "bucket"
-    default_hint = "check the network, the address and the credentials (docs/mirror.md)"
 
-
-class RunHeldError(UpsError):
+class RunHeldError(UpsError, cause="run_held", exit_code=11):
     """Somebody else is at work on the run: it is not touched."""
 
-    cause = "run_held"
-    exit_code = 11
 
-
-class InstanceLeftError(UpsError):
+class InstanceLeftError(UpsError, cause="instance_left", exit_code=12):
     """A rented machine may still be there, and cost money: nobody could say that it was destroyed."""
 
-    cause = "instance_left"
-    exit_code = 12
 
-
-class DistributedError(UpsError):
+class DistributedError(UpsError, cause="distributed", exit_code=6):
     """The process group, a collective or the agreement between ranks went wrong."""
 
-    cause = "distributed"
-    exit_code = 6
 
-
-class HostLostError(DistributedError):
+class HostLostError(DistributedError, cause="host_lost"):
     """A host of the run is not there, or stays away."""
-
-    cause = "host_lost"
 
     def __init__(self, message: str, host: str = "", *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -193,65 +154,40 @@ class HostLostError(DistributedError):
             self.cause = f"{type(self).cause}({host})"  # type: ignore[misc]
 
 
-class HeadLostError(DistributedError):
+class HeadLostError(DistributedError, cause="head_lost"):
     """The supervisor of host 0 is gone or out of reach, for a supervisor that follows it."""
 
-    cause = "head_lost"
 
-
-class TrainingError(UpsError):
+class TrainingError(UpsError, cause="training", exit_code=6):
     """Training cannot go on: divergence, too many skipped steps, a broken contract between ranks."""
 
-    cause = "training"
-    exit_code = 6
 
-
-class OutOfMemoryError(UpsError):
+class OutOfMemoryError(UpsError, cause="out_of_memory", exit_code=7):
     """The device or the host ran out of memory."""
 
-    cause = "out_of_memory"
-    exit_code = 7
 
-
-class CheckpointError(UpsError):
+class CheckpointError(UpsError, cause="checkpoint", exit_code=8):
     """A checkpoint cannot be written, found, verified or loaded."""
 
-    cause = "checkpoint"
-    exit_code = 8
 
-
-class ForeignCheckpointError(CheckpointError):
+class ForeignCheckpointError(CheckpointError, cause="foreign_checkpoint"):
     """A checkpoint is whole, but it is not one of this run, or not of the step that its name says."""
 
-    cause = "foreign_checkpoint"
 
-
-class IntegrityError(UpsError):
+class IntegrityError(UpsError, cause="integrity", exit_code=8):
     """Bytes on disk are not the bytes that were committed."""
 
-    cause = "integrity"
-    exit_code = 8
 
-
-class RunDirectoryLostError(UpsError):
+class RunDirectoryLostError(UpsError, cause="run_directory_lost", exit_code=8):
     """The directory of a run was removed, moved or replaced while the run went on."""
 
-    cause = "run_directory_lost"
-    exit_code = 8
 
-
-class GateError(UpsError):
+class GateError(UpsError, cause="gate", exit_code=9):
     """A score or a check did not reach the bar that the recipe sets."""
 
-    cause = "gate"
-    exit_code = 9
 
-
-class BundleError(UpsError):
+class BundleError(UpsError, cause="bundle", exit_code=10):
     """A bundle cannot be read, or an input does not fit the simulator in it."""
-
-    cause = "bundle"
-    exit_code = 10
 
 
 def error_of_cause(cause: str, message: str, hint: str = "") -> UpsError:
@@ -262,13 +198,7 @@ def error_of_cause(cause: str, message: str, hint: str = "") -> UpsError:
 
 def exit_code_of_cause(name: str) -> int:
     """The exit code of a run that ended with this cause; 6 (run failed) where no error class has that name."""
-
-    def classes(kind: type[UpsError]) -> Iterator[type[UpsError]]:
-        for below in kind.__subclasses__():
-            yield below
-            yield from classes(below)
-
-    return next((kind.exit_code for kind in classes(UpsError) if kind.__dict__.get("cause") == name), 6)
+    return _EXIT_CODES.get(name, 6)
 
 
 def exit_code_of_signal(number: int) -> int:

@@ -87,7 +87,6 @@ class Registry:
         self._ours = ours or {}
         self._added: dict[str, _Part] = {}
         self._removed: set[str] = set()
-        self._loaded: dict[tuple[str, str], Any] = {}
 
     def names(self) -> tuple[str, ...]:
         """The names of all parts, ours first. Imports none of them."""
@@ -131,7 +130,6 @@ class Registry:
                     f"{self.word} '{name}' cannot be registered: {known.origin} has one of this name",
                     hint="choose another name",
                 )
-            self._forget(name)
             script, version = (SCRIPT + Path(_running.path).name, _running.sha256[:12]) if _running else ("", "")
             origin = Origin(self.kind, name, script, version, where)
             self._added[name] = _Part(origin, lambda: factory, lambda: config)
@@ -144,7 +142,6 @@ class Registry:
         self._find(name)
         if self._added.pop(name, None) is None:
             self._removed.add(name)
-        self._forget(name)
 
     @contextlib.contextmanager
     def without(self, name: str) -> Iterator[None]:
@@ -157,10 +154,6 @@ class Registry:
             self._removed.discard(name)
             if added is not None:
                 self._added[name] = added
-
-    def _forget(self, name: str) -> None:
-        self._loaded.pop((name, "factory"), None)
-        self._loaded.pop((name, "config"), None)
 
     def _parts(self) -> dict[str, _Part]:
         ours = {name: _our_part(self.kind, name, target) for name, target in self._ours.items()}
@@ -178,14 +171,12 @@ class Registry:
         )
 
     def _load(self, name: str, what: str) -> Any:
-        if (name, what) in self._loaded:
-            return self._loaded[name, what]
         part = self._find(name)
         if part.conflict:
             raise PluginError(part.conflict, hint="uninstall one of them")
         loader = getattr(part, what)
         try:
-            loaded = None if loader is None else loader()
+            return None if loader is None else loader()
         except (Exception, SystemExit) as error:  # whatever the code of somebody else does when it is imported
             if isinstance(error, PluginError):
                 raise
@@ -195,8 +186,6 @@ class Registry:
                 f"{self.word} '{name}' of {part.origin} cannot be imported from {part.origin.where}: {reason}",
                 hint=f"repair or remove it: pip uninstall {part.origin.distribution}",
             ) from error
-        self._loaded[name, what] = loaded
-        return loaded
 
 
 MODELS = Registry("models", "model")

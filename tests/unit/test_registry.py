@@ -24,7 +24,7 @@ from ups.errors import BundleError, ConfigError, DataError, PluginError
 from ups.evaluation.accumulate import Accumulator
 from ups.inference.bundle import load_bundle
 from ups.models.build import build_model
-from ups.registry import METRICS, MODELS, OURS, READERS, REGISTRIES, STAGES, TASKS, TRACKERS
+from ups.registry import METRICS, MODELS, OURS, READERS, STAGES, TASKS, TRACKERS
 from ups.run.software import parts
 from ups.solvers.request import make_request
 from ups.solvers.tasks import BENCH_TASKS, find_task
@@ -61,8 +61,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def forget() -> None:
         registry._entry_points.cache_clear()
         registry._announced.cache_clear()
-        for one in REGISTRIES:
-            one._loaded.clear()
 
     monkeypatch.syspath_prepend(str(tmp_path))
     forget()

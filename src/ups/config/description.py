@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, StringConstraints, ValidationError, model_validator
 
 from ups.buckets.client import holds_secret
 from ups.config.explain import RecipeError, explain
@@ -26,9 +26,6 @@ TRAJECTORY, TIME, CHANNEL, COMPONENT = "trajectory", "time", "channel", "compone
 RESERVED = (TRAJECTORY, TIME, CHANNEL, COMPONENT)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
-Unit = Annotated[str, StringConstraints(min_length=1, max_length=32)]
-Dims = list[str]
-
 
 def _plain(name: str) -> str:
     if not _NAME.fullmatch(name):
@@ -36,10 +33,22 @@ def _plain(name: str) -> str:
     return name
 
 
+def _free(name: str) -> str:
+    if name in (*RESERVED, "state", "static", "target", "parameters"):
+        raise ValueError("is kept for something else; give the axis another name, such as x")
+    return _plain(name)
+
+
+Name = Annotated[str, AfterValidator(_plain)]
+AxisName = Annotated[str, AfterValidator(_free)]
+Unit = Annotated[str, StringConstraints(min_length=1, max_length=32)]
+Dims = list[str]
+
+
 class DescribedField(Section):
     """One physical field: what it is, and which array holds it."""
 
-    name: str = setting(REQUIRED, "Name of the field in results and reports.")
+    name: Name = setting(REQUIRED, "Name of the field in results and reports.")
     role: Literal["state", "static", "target"] = setting(
         "state", "state changes in time, static is given and constant in time, target is what a steady task asks for."
     )
@@ -55,16 +64,11 @@ class DescribedField(Section):
         max_length=8,
     )
 
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str) -> str:
-        return _plain(value)
-
 
 class DescribedAxis(Section):
     """One axis of space."""
 
-    name: str = setting(REQUIRED, "Name of the axis.")
+    name: AxisName = setting(REQUIRED, "Name of the axis.")
     boundary: Literal["periodic", "wall", "open", "dirichlet", "neumann", "unknown"] = setting(
         "unknown", "What happens at its two ends; unknown: a model is told nothing, and nothing wraps around."
     )
@@ -86,29 +90,18 @@ class DescribedAxis(Section):
     )
 
     @model_validator(mode="after")
-    def _one_statement(self) -> Self:
+    def _ends_fit(self) -> Self:
         if self.ends is not None and self.boundary != "unknown":
             raise ValueError(f"ends and boundary of axis '{self.name}' are both given; keep one")
-        return self
-
-    @model_validator(mode="after")
-    def _only_a_ring_repeats(self) -> Self:
         if self.repeated_end and self.boundary != "periodic":
             raise ValueError(f"repeated_end is true, and boundary of axis '{self.name}' is {self.boundary}")
         return self
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str) -> str:
-        if value in (*RESERVED, "state", "static", "target", "parameters"):
-            raise ValueError("is kept for something else; give the axis another name, such as x")
-        return _plain(value)
 
 
 class DescribedParameter(Section):
     """One scalar of the equation, constant over a trajectory: one number for each trajectory, or one for all."""
 
-    name: str = setting(REQUIRED, "Name of the parameter.")
+    name: Name = setting(REQUIRED, "Name of the parameter.")
     unit: Unit = setting("1", "Unit of its values; '1' where there is none.")
     scale: Literal["linear", "log"] = setting("linear", "log where its values spread over orders of magnitude.")
     dataset: str | None = setting(None, "Array that holds it, or (with attribute) whose attribute it is.")
@@ -117,11 +110,6 @@ class DescribedParameter(Section):
     )
     attribute: str | None = setting(None, "Attribute that holds it: of the file, or of `dataset`.")
     value: float | None = setting(None, "The number itself, where the file does not hold it.")
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str) -> str:
-        return _plain(value)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -142,7 +130,7 @@ class DescribedBoundaryValue(Section):
 class TaskDescription(Section):
     """What the arrays of a file mean. Everything that is said here overrides what the file seems to say."""
 
-    name: str | None = setting(None, "Name of the task; default the file's.")
+    name: Name | None = setting(None, "Name of the task; default the file's.")
     fields: list[DescribedField] = setting(REQUIRED, "The physical fields.", min_length=1, max_length=64)
     axes: list[DescribedAxis] = setting(REQUIRED, "The axes of space, one to three.", min_length=1, max_length=3)
     dims: Dims | None = setting(
@@ -182,11 +170,6 @@ class TaskDescription(Section):
         "", "The equation, for people; never guessed."
     )
 
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str | None) -> str | None:
-        return value if value is None else _plain(value)
-
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
         groups = (("fields", self.fields), ("axes", self.axes), ("parameters", self.parameters))
@@ -207,12 +190,10 @@ class TaskDescription(Section):
         if self.steady and (self.dt is not None or self.cut_frames is not None):
             raise ValueError("dt and cut_frames are of tasks in time, and steady is true")
         states = [field.name for field in self.fields if field.role == "state"]
-        for name in self.conserved:
-            if name not in states:
-                raise ValueError(f"conserved names '{name}', which is no state field; these are {', '.join(states)}")
-        for name in self.positive:
-            if name not in states:
-                raise ValueError(f"positive names '{name}', which is no state field; these are {', '.join(states)}")
+        for word, names in (("conserved", self.conserved), ("positive", self.positive)):
+            for name in names:
+                if name not in states:
+                    raise ValueError(f"{word} names '{name}', which is no state field; these are {', '.join(states)}")
         return self
 
     @model_validator(mode="after")
@@ -341,7 +322,8 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
-        given = {name for name in type(self).model_fields if name != "type" and not _is_default(self, name)}
+        # By value: a stored recipe has every setting, those of other types with their defaults.
+        given = self.model_dump(exclude_defaults=True, exclude={"type"}).keys()
         if foreign := given - SETTINGS[self.type]:
             raise ValueError(f"'{sorted(foreign)[0]}' has no meaning for a source of type '{self.type}'")
         if self.type == "import" and not self.files:
@@ -363,7 +345,3 @@ SETTINGS = {
     "import": {"files", "description"},
     "fetch": {"dataset", "only", "mirror"},
 }
-
-
-def _is_default(source: SourceConfig, name: str) -> bool:
-    return bool(getattr(source, name) == type(source).model_fields[name].get_default(call_default_factory=True))

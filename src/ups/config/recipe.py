@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from ups.config.explain import RecipeError, explain
 from ups.config.model import FORMER_DEFAULT
 from ups.config.schema import Recipe
-from ups.config.setting import PartSection, Section, former_name
+from ups.config.setting import PartSection, Section
 from ups.config.yaml_subset import (
     MAX_DEPTH,
     Document,
@@ -40,6 +40,7 @@ from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir
 from ups.registry import use_recorded_scripts
 
 MAX_FILES = 64
+_SET = Origin("--set", 0)
 _NO_RECIPE = "`ups init` writes one for own data; the sources have some in recipes/"
 
 
@@ -87,7 +88,7 @@ def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe
     """The same for a recipe made of plain values, as `plain_data` gives it; `name` stands for its file in messages."""
     data = copy.deepcopy(data)
     document = Document(data, dict.fromkeys(paths_in(data), Origin(name, 0)))
-    use_present_names(document, Recipe, warn=True)
+    use_present_names(document, warn=True)
     return _resolved(document, overrides, _Reader())
 
 
@@ -164,7 +165,7 @@ class _Reader:
             loop = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
             raise ConfigError(f"{included_from}: include: goes round in a loop: {loop}", hint="remove one include")
         document = parse(text, file)
-        use_present_names(document, Recipe, warn=os.path.basename(file) != CONFIG_NAME)
+        use_present_names(document, warn=os.path.basename(file) != CONFIG_NAME)
         if document.value is None:
             raise ConfigError(f"{file}: is empty", hint="start from recipes/tiny.yaml")
         if not isinstance(document.value, dict):
@@ -278,8 +279,6 @@ def apply_override(document: Document, override: str) -> None:
     if parts[0] == "include":
         raise ConfigError(f"{where}: 'include' cannot be set", hint="write it into the recipe")
     given = parse(text, where, first_line=0)
-    parts, annotation = present_path(parts, Recipe, document.value)
-    use_present_names(given, annotation, warn=True, above=tuple(parts))
     here: Any = document.value
     path: FieldPath = ()
     for part in parts[:-1]:
@@ -288,8 +287,8 @@ def apply_override(document: Document, override: str) -> None:
     path = (*path, key)
     _forget(document.origins, here.get(key) if isinstance(here, dict) else here[key], path)
     here[key] = given.value
-    origin = Origin("--set", 0)
-    document.origins.update(dict.fromkeys(paths_in(given.value, path), origin))
+    document.origins.update(dict.fromkeys(paths_in(given.value, path), _SET))
+    use_present_names(document, warn=True)
 
 
 def _step_into(
@@ -299,7 +298,7 @@ def _step_into(
     path = (*path, key)
     if isinstance(here, dict) and here.get(key) is None:
         here[key] = {}
-        origins.setdefault(path, Origin("--set", 0))
+        origins.setdefault(path, _SET)
     return here[key], path
 
 
@@ -329,62 +328,38 @@ def _validate(document: Document) -> Recipe:
 logger = logging.getLogger(__name__)
 
 
-def use_present_names(document: Document, schema: Any, *, warn: bool, above: FieldPath = ()) -> None:
-    """Rename in place what `document`, which stands at path `above` of a recipe, says under former names."""
-    _rename(document, document.value, schema, (), above, warn)
+def use_present_names(document: Document, *, warn: bool) -> None:
+    """Rename in place what a recipe says under former names."""
+    _rename(document, document.value, Recipe, (), warn)
 
 
-def present_path(parts: list[str], schema: type[Section], data: Value) -> tuple[list[str], Any]:
-    """The parts of a field path of `--set` under present names, and the annotation of the field; warns."""
-    annotation: Any = schema
-    present: list[str] = []
-    for part in parts:
-        if part.isdigit():
-            data = data[int(part)] if isinstance(data, list) and int(part) < len(data) else None
-            present.append(part)
-            continue
-        section = _section_for(annotation, data if isinstance(data, dict) else {})
-        present.append(_former_names(section).get(part, part))
-        field = section.model_fields.get(present[-1]) if section is not None else None
-        annotation = field.annotation if field is not None else None
-        data = data.get(present[-1]) if isinstance(data, dict) else None
-    if present != parts:
-        _warn("--set", ".".join(parts), ".".join(present))
-    return present, annotation
-
-
-def _rename(document: Document, value: Value, annotation: Any, path: FieldPath, above: FieldPath, warn: bool) -> None:
+def _rename(document: Document, value: Value, annotation: Any, path: FieldPath, warn: bool) -> None:
     if isinstance(value, list):
         for number, item in enumerate(value):
-            _rename(document, item, annotation, (*path, number), above, warn)
+            _rename(document, item, annotation, (*path, number), warn)
     section = _section_for(annotation, value) if isinstance(value, dict) else None
     if section is None:
         return
-    # A setting under both names stays: `Section` refuses it.
-    renamed = {old: new for old, new in _former_names(section).items() if old in value and new not in value}
-    for old, new in renamed.items():
+    for old, new in section.former_names().items():
+        # A setting under both names stays, for `Section` to refuse it; but what is set now replaces what was there.
+        if old not in value or (new in value and document.origins[(*path, old)] != _SET):
+            continue
         if warn:
-            _warn(str(document.origins[(*path, old)]), dotted((*above, *path, old)), dotted((*above, *path, new)))
+            _warn(str(document.origins[(*path, old)]), dotted((*path, old)), dotted((*path, new)))
+        _forget(document.origins, value.get(new), (*path, new))
         _move_origins(document, (*path, old), (*path, new))
-    if renamed:
-        entries = {renamed.get(name, name): item for name, item in value.items()}
+        entries = {new if name == old else name: item for name, item in value.items() if name != new}
         value.clear()
         value.update(entries)
     for name, item in value.items():
         if name in section.model_fields:
-            _rename(document, item, section.model_fields[name].annotation, (*path, name), above, warn)
+            _rename(document, item, section.model_fields[name].annotation, (*path, name), warn)
 
 
 def _move_origins(document: Document, old: FieldPath, new: FieldPath) -> None:
     moved = [path for path in document.origins if path[: len(old)] == old]
     for path in moved:
         document.origins[(*new, *path[len(old) :])] = document.origins.pop(path)
-
-
-def _former_names(section: type[Section] | None) -> dict[str, str]:
-    """Former name -> present name of the settings of a section."""
-    fields = section.model_fields.items() if section is not None else ()
-    return {former: name for name, field in fields if (former := former_name(field))}
 
 
 def _section_for(annotation: Any, value: dict[str, Value]) -> type[Section] | None:

@@ -200,19 +200,11 @@ class TaskConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
-        return self
-
-    @model_validator(mode="after")
-    def _is_made_here(self) -> Self:
         if self.source is not None and any(map(is_address, [self.path] if isinstance(self.path, str) else self.path)):
             raise ValueError("source: data is made on this host, and the path is an address")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_solver(self) -> Self:
         solver = None if self.source is None or self.source.type != "generate" else self.source.task or self.name
         if solver is not None and solver not in TASKS.names():
             raise ValueError(f"source: there is no solver '{solver}'; known here: {', '.join(TASKS.names())}")

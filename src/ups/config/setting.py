@@ -56,22 +56,21 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    @classmethod
+    def former_names(cls) -> dict[str, str]:
+        """Former name -> present name of the settings."""
+        return {former: name for name, field in cls.model_fields.items() if (former := former_name(field))}
+
     @model_validator(mode="before")
     @classmethod
     def _take_former_names(cls, value: Any) -> Any:
         """A setting under the name that it had in an earlier version, as recipes of old runs have it."""
         if not isinstance(value, dict):
             return value
-        renamed = {former: name for name, field in cls.model_fields.items() if (former := former_name(field))}
-        if not renamed.keys() & value.keys():
-            return value
-        both = [
-            f"{former} is now called {name}: give only {name}"
-            for former, name in renamed.items()
-            if {former, name} <= value.keys()
-        ]
-        if both:
-            raise ValueError(both[0])
+        renamed = cls.former_names()
+        for former, name in renamed.items():
+            if {former, name} <= value.keys():
+                raise ValueError(f"{former} is now called {name}: give only {name}")
         return {renamed.get(name, name): item for name, item in value.items()}
 
     @model_validator(mode="after")

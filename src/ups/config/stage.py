@@ -11,6 +11,8 @@ from ups.config.model import ModelConfig
 from ups.config.setting import REQUIRED, PartName, PartSection, Section, section, setting
 from ups.registry import LOSSES, OPTIMIZERS, SCHEDULES, STAGES
 
+_AUGMENT = "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+_BALANCE = "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike"
 _WEIGHT_DECAY = (
     "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes."
 )
@@ -113,7 +115,7 @@ class StageConfig(StageLength):
     @property
     def cache_place(self) -> str | None:
         """The directory of latents that this stage reads; None if it reads none."""
-        return None
+        return getattr(self, "cache", None)
 
     @property
     def needs_latents(self) -> bool:
@@ -128,7 +130,7 @@ class StageConfig(StageLength):
     @property
     def num_members(self) -> int:
         """Members that validation scores together, of what this stage trains; 0 if that has no members."""
-        return 0
+        return int(getattr(self, "members", 0))
 
     @property
     def needs_noise(self) -> bool:
@@ -185,8 +187,8 @@ class StageConfig(StageLength):
         return ()
 
     def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
-        return context_frames + 1
+        """Frames that a sample of a transient task needs: those that are given, and each step that it trains."""
+        return context_frames + int(getattr(self, "unroll_steps", 1))
 
 
 class AutoencodeStageConfig(StageConfig):
@@ -198,11 +200,7 @@ class AutoencodeStageConfig(StageConfig):
     inverse_weight: float = setting(
         0.1, "Weight of the loss that re-encoding a decoded latent gives that latent back.", ge=0, le=100
     )
-    augment: bool = setting(
-        True,
-        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
-        formerly="jitter",
-    )
+    augment: bool = setting(True, _AUGMENT, formerly="jitter")
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -239,9 +237,7 @@ class LinearStageConfig(StageConfig):
         gt=0,
         le=10,
     )
-    augment: bool = setting(
-        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
-    )
+    augment: bool = setting(True, _AUGMENT)
 
 
 class OperatorStageConfig(StageConfig):
@@ -253,12 +249,7 @@ class OperatorStageConfig(StageConfig):
         "Error of a sample: relative to the size of its change, of each field relative to the field itself (as scores "
         "are), or plain mean square.",
     )
-    balance: float = setting(
-        0.0,
-        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
-        ge=0,
-        le=1,
-    )
+    balance: float = setting(0.0, f"{_BALANCE}.", ge=0, le=1)
     relative_floor: float = setting(
         1.0,
         "Smallest change that relative_l2 divides by: samples in which less happens are not weighted up further.",
@@ -309,16 +300,7 @@ class OperatorStageConfig(StageConfig):
         ge=0,
         le=100,
     )
-    augment: bool = setting(
-        True,
-        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
-        formerly="jitter",
-    )
-
-    @property
-    def cache_place(self) -> str | None:
-        """The directory of latents that this stage reads; None if it reads none."""
-        return self.cache
+    augment: bool = setting(True, _AUGMENT, formerly="jitter")
 
     @property
     def needs_latents(self) -> bool:
@@ -330,30 +312,14 @@ class OperatorStageConfig(StageConfig):
         """Whether a stage that trains the latents must come before."""
         return self.space == "latent" and self.start_from is None
 
-    def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
-        return context_frames + self.unroll_steps
-
     @model_validator(mode="after")
-    def _loss_fits_space(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.space == "latent" and self.loss == "nrmse":
             raise ValueError("loss 'nrmse' compares fields, and space is 'latent'; use relative_l2 or mse")
-        return self
-
-    @model_validator(mode="after")
-    def _penalties_fit_space(self) -> Self:
         if self.space == "latent" and (self.inverse_weight or self.conservation_weight):
             raise ValueError("inverse_weight and conservation_weight are for fields, and space is 'latent'")
-        return self
-
-    @model_validator(mode="after")
-    def _cache_has_an_encoder(self) -> Self:
         if self.cache and (self.space != "latent" or not self.start_from):
             raise ValueError("cache holds latents of the encoder of start_from: give that too, and space: latent")
-        return self
-
-    @model_validator(mode="after")
-    def _pushforward_fits(self) -> Self:
         if self.pushforward_steps >= self.unroll_steps:
             raise ValueError(
                 f"pushforward_steps ({self.pushforward_steps}) must be below unroll_steps ({self.unroll_steps})"
@@ -409,14 +375,11 @@ class CorrectorStageConfig(StageConfig):
     unroll_steps: int = setting(2, "Model steps in a training sample.", unit="steps", ge=1, le=64)
     balance: float = setting(
         0.5,
-        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike; of "
-        "kind ensemble. The losses of flow have one size for all tasks.",
+        f"{_BALANCE}; of kind ensemble. The losses of flow have one size for all tasks.",
         ge=0,
         le=1,
     )
-    augment: bool = setting(
-        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
-    )
+    augment: bool = setting(True, _AUGMENT)
 
     @model_validator(mode="before")
     @classmethod
@@ -429,11 +392,6 @@ class CorrectorStageConfig(StageConfig):
         return {**value, "optim": {**rates, **optim}}
 
     @property
-    def num_members(self) -> int:
-        """Members that validation scores together."""
-        return self.members
-
-    @property
     def needs_noise(self) -> bool:
         """Whether members differ by noise that the operator's network must take."""
         return self.kind == "ensemble"
@@ -442,10 +400,6 @@ class CorrectorStageConfig(StageConfig):
     def networks(self) -> tuple[str, ...]:
         """The networks next to the operator that this stage needs."""
         return ("flow",) if self.kind == "flow" else ()
-
-    def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
-        return context_frames + self.unroll_steps
 
 
 class DistillStageConfig(StageConfig):
@@ -457,41 +411,23 @@ class DistillStageConfig(StageConfig):
     optim: CorrectorOptimConfig = section(CorrectorOptimConfig, "Optimizer and schedule of this stage.")
     members: int = setting(2, "Members that validation scores together.", unit="members", ge=2, le=16)
     unroll_steps: int = setting(2, "Model steps in a training sample.", unit="steps", ge=1, le=64)
-    augment: bool = setting(
-        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
-    )
-
-    @property
-    def num_members(self) -> int:
-        """Members that validation scores together."""
-        return self.members
+    augment: bool = setting(True, _AUGMENT)
 
     @property
     def networks(self) -> tuple[str, ...]:
         """The networks next to the operator that this stage needs."""
         return ("student", "flow")
 
-    def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
-        return context_frames + self.unroll_steps
-
 
 class SteadyStageConfig(StageConfig):
     """Train the solution of steady tasks, by their own network if the recipe has one, before and after refinement."""
 
     type: Literal["steady"] = setting("steady", "Which stage this is.")
-    balance: float = setting(
-        0.0,
-        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
-        ge=0,
-        le=1,
-    )
+    balance: float = setting(0.0, f"{_BALANCE}.", ge=0, le=1)
     refined_weight: float = setting(
         1.0,
         "Weight of the error after the model's refine_steps, relative to the one before; of tasks that have them.",
         ge=0,
         le=100,
     )
-    augment: bool = setting(
-        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
-    )
+    augment: bool = setting(True, _AUGMENT)
