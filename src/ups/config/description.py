@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, StringConstraints, model_validator
 
 from ups.buckets.client import holds_secret
-from ups.config.explain import RecipeError, explain
+from ups.config.explain import validated
 from ups.config.setting import REQUIRED, Section, setting
-from ups.config.yaml_subset import Document, Origin, Value, parse, paths_in, yaml_text
+from ups.config.yaml_subset import Document, Origin, Value, parse, yaml_text
 from ups.errors import ConfigError
 from ups.registry import TASKS
 
@@ -253,7 +253,7 @@ def read_description(path: str | os.PathLike[str]) -> TaskDescription:
 
 def describe_values(values: Value, name: str = "task") -> TaskDescription:
     """The same for plain values; `name` stands for the file in messages."""
-    return check_description(Document(values, dict.fromkeys(paths_in(values), Origin(name, 0))))
+    return check_description(Document.of(values, name))
 
 
 def check_description(document: Document) -> TaskDescription:
@@ -261,11 +261,7 @@ def check_description(document: Document) -> TaskDescription:
     if not isinstance(document.value, dict):
         where = document.origins.get((), Origin("task", 0))
         raise ConfigError(f"{where}: a task description is made of 'name: value' lines", hint="docs/own-data.md")
-    try:
-        return TaskDescription.model_validate(document.value, strict=True)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-    raise RecipeError.of(explain(problems, TaskDescription, document.value, document.origins))
+    return validated(TaskDescription, document)
 
 
 def description_next_to(paths: Iterable[str | os.PathLike[str]]) -> str | None:

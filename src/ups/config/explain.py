@@ -10,14 +10,15 @@ import difflib
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ups.buckets.client import holds_secret
-from ups.config.setting import PartName, PartSection, Section, is_secret
-from ups.config.yaml_subset import FieldPath, Origin, Value, dotted, quoted, scalar_text
+from ups.config.setting import PartName, PartSection, Section, is_secret, unit_of
+from ups.config.yaml_subset import Document, FieldPath, Origin, Value, dotted, quoted, scalar_text
 from ups.errors import ConfigError
 
 _EXPECTED = {
@@ -58,6 +59,20 @@ class RecipeError(ConfigError):
         first = cls(mistakes[0].message, hint=mistakes[0].hint)
         first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_REPORTED])
         return first
+
+
+_Kind = TypeVar("_Kind", bound=Section)
+
+
+def validated(schema: type[_Kind], document: Document) -> _Kind:
+    """A document as a section. Raises RecipeError, with a line for each mistake."""
+    try:
+        # Strict: "96" is not 96 and yes is not true; a guess would be hashed and trained as if it had been meant.
+        return schema.model_validate(document.value, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
+    raise RecipeError.of(explain(problems, schema, document.value, document.origins))
 
 
 def explain(
@@ -117,7 +132,7 @@ class _Explainer:
         origin = self._origin(path)
         shown = "" if kind in ("missing", "union_tag_not_found") else self._shown(path)
         name = dotted(path) or "recipe"
-        return origin, ConfigError(f"{_at(origin)}{name}{shown}: {what}", hint=hint)
+        return origin, ConfigError(f"{origin.before}{name}{shown}: {what}", hint=hint)
 
     def _words(
         self, path: FieldPath, group: Sequence[ErrorDetails], kind: str, context: Mapping[str, Any]
@@ -178,7 +193,7 @@ class _Explainer:
         if not isinstance(value, dict | list):
             origin = self._origin(path)
             return origin, ConfigError(
-                f"{_at(origin)}{dotted(path)}{self._shown(path)}: {message}",
+                f"{origin.before}{dotted(path)}{self._shown(path)}: {message}",
                 hint=_help(field_at(self.schema, self.data, path)),
             )
         named = path
@@ -188,7 +203,7 @@ class _Explainer:
                 named = (*path, *parts)
                 break
         origin = self._origin(named)
-        return origin, ConfigError(f"{_at(origin)}{dotted(path)}{': ' if path else ''}{message}")
+        return origin, ConfigError(f"{origin.before}{dotted(path)}{': ' if path else ''}{message}")
 
     def _origin(self, path: FieldPath) -> Origin:
         while path and path not in self.origins:
@@ -203,10 +218,6 @@ class _Explainer:
         if isinstance(text, str) and "://" in text and (re.search("[@?#]", text) or holds_secret(text)):
             return " = (hidden)"  # an address with a password, or signed
         return f" = {_short(_lookup(self.data, path))}"
-
-
-def _at(origin: Origin) -> str:
-    return f"{origin}: " if origin.line else f"{origin} "
 
 
 def _lookup(data: Value, path: FieldPath) -> Value:
@@ -233,8 +244,7 @@ def _number(value: Any) -> str:
 
 
 def _unit(field: FieldInfo | None) -> str:
-    extra = field.json_schema_extra if field else None
-    unit = extra.get("unit", "1") if isinstance(extra, dict) else "1"
+    unit = unit_of(field) if field else "1"
     return "" if unit == "1" else f" {unit}"
 
 

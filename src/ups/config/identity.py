@@ -42,7 +42,9 @@ def recipe_identity(recipe: Recipe) -> str:
     that are the default are left out, and a renamed setting counts under its former name. A changed default gives
     another one; who compares identities must then compare the files.
     """
-    text = json.dumps(_said(recipe, recipe.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        _learned(recipe, recipe.model_dump(mode="json"), brief=True), sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -68,28 +70,21 @@ def other_length(old: Recipe, new: Recipe) -> tuple[str, float, float] | None:
     return field, before, now
 
 
-def _learned(value: Any, plain: Any) -> Any:
-    if isinstance(value, Section):
-        fields = type(value).model_fields.items()
-        return {name: _learned(getattr(value, name), plain[name]) for name, field in fields if not may_change(field)}
+def _learned(value: Any, plain: Any, *, brief: bool = False) -> Any:
+    """What is learned; brief: without what is the default, under the oldest names."""
     if isinstance(value, list):
-        return [_learned(item, other) for item, other in zip(value, plain, strict=True)]
-    return plain
-
-
-def _said(value: Any, plain: Any) -> Any:
-    """What is learned, without what is the default, under the oldest names."""
-    if isinstance(value, Section):
-        found = {}
-        for name, field in type(value).model_fields.items():
-            part = getattr(value, name)
-            if may_change(field):
-                continue
-            said = _said(part, plain[name])
-            default = said == {} if isinstance(part, Section) else part == field.get_default(call_default_factory=True)
-            if name == "type" or not default:
-                found[former_name(field) or name] = said
-        return found
-    if isinstance(value, list):
-        return [_said(item, other) for item, other in zip(value, plain, strict=True)]
-    return plain
+        return [_learned(item, other, brief=brief) for item, other in zip(value, plain, strict=True)]
+    if not isinstance(value, Section):
+        return plain
+    found = {}
+    for name, field in type(value).model_fields.items():
+        if may_change(field):
+            continue
+        part = getattr(value, name)
+        said = _learned(part, plain[name], brief=brief)
+        default = said == {} if isinstance(part, Section) else part == field.get_default(call_default_factory=True)
+        if not brief:
+            found[name] = said
+        elif name == "type" or not default:
+            found[former_name(field) or name] = said
+    return found

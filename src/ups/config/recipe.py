@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import ValidationError
-
-from ups.config.explain import RecipeError, explain
+from ups.config.explain import validated
 from ups.config.model import FORMER_DEFAULT
 from ups.config.schema import Recipe
 from ups.config.setting import PartSection, Section
@@ -86,8 +84,7 @@ def _name_models(document: Document) -> None:
 
 def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:
     """The same for a recipe made of plain values, as `plain_data` gives it; `name` stands for its file in messages."""
-    data = copy.deepcopy(data)
-    document = Document(data, dict.fromkeys(paths_in(data), Origin(name, 0)))
+    document = Document.of(copy.deepcopy(data), name)
     use_present_names(document, warn=True)
     return _resolved(document, overrides, _Reader())
 
@@ -96,7 +93,7 @@ def _resolved(document: Document, overrides: Sequence[str], reader: _Reader) -> 
     for override in overrides:
         apply_override(document, override)
     reader.take_descriptions(document)
-    recipe = _validate(document)
+    recipe = validated(Recipe, document)
     text = dump_recipe(recipe)
     return ResolvedRecipe(recipe, text, text_hash(text), tuple(reader.files))
 
@@ -179,11 +176,9 @@ class _Reader:
             return document
         where = str(document.origins[("include",)])
         del document.value["include"]
-        merged: Document | None = None
-        for name in names:
-            base = self.read(os.path.normpath(os.path.join(os.path.dirname(file), name)), (*chain, real), where)
-            merged = base if merged is None else _merge(merged, base)
-        return document if merged is None else _merge(merged, document)
+        folder = os.path.dirname(file)
+        paths = [os.path.normpath(os.path.join(folder, name)) for name in names]
+        return functools.reduce(_merge, [*(self.read(path, (*chain, real), where) for path in paths), document])
 
     def take_descriptions(self, document: Document) -> None:
         """Put the content of each file that a task names as its `description` into the recipe.
@@ -206,7 +201,7 @@ class _Reader:
         origin = document.origins[path]
         folder = os.path.dirname(origin.file) if origin.line else ""
         file = os.path.normpath(os.path.join(folder, name))
-        described = parse(self._text_of(file, f"{_at(origin)}{dotted(path)}: "), file)
+        described = parse(self._text_of(file, f"{origin.before}{dotted(path)}: "), file)
         if not isinstance(described.value, dict):
             raise ConfigError(f"{file}: a task description is made of 'name: value' lines", hint="see docs/own-data.md")
         section["description"] = described.value
@@ -224,10 +219,6 @@ class _Reader:
             raise ConfigError(f"{named_by}{file}: more than {MAX_FILES} files", hint="include fewer")
         self.files.append(file)
         return text
-
-
-def _at(origin: Origin) -> str:
-    return f"{origin}: " if origin.line else f"{origin} "
 
 
 def _a(value: Value) -> str:
@@ -282,24 +273,18 @@ def apply_override(document: Document, override: str) -> None:
     here: Any = document.value
     path: FieldPath = ()
     for part in parts[:-1]:
-        here, path = _step_into(here, path, part, document.origins, where)
+        key = _key_in(here, path, part, where)
+        path = (*path, key)
+        if isinstance(here, dict) and here.get(part) is None:
+            here[part] = {}
+            document.origins.setdefault(path, _SET)
+        here = here[key]
     key = _key_in(here, path, parts[-1], where)
     path = (*path, key)
     _forget(document.origins, here.get(key) if isinstance(here, dict) else here[key], path)
     here[key] = given.value
     document.origins.update(dict.fromkeys(paths_in(given.value, path), _SET))
     use_present_names(document, warn=True)
-
-
-def _step_into(
-    here: Any, path: FieldPath, part: str, origins: dict[FieldPath, Origin], where: str
-) -> tuple[Any, FieldPath]:
-    key = _key_in(here, path, part, where)
-    path = (*path, key)
-    if isinstance(here, dict) and here.get(key) is None:
-        here[key] = {}
-        origins.setdefault(path, _SET)
-    return here[key], path
 
 
 def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
@@ -311,18 +296,6 @@ def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
         numbers = "it is empty" if not here else "only 0" if len(here) == 1 else f"0 to {len(here) - 1}"
         raise ConfigError(f"{where}: {dotted(path)} is a list and has no entry '{part}'", hint=f"entries: {numbers}")
     raise ConfigError(f"{where}: {dotted(path)} is {_a(here)} and has no field '{part}'")
-
-
-def _validate(document: Document) -> Recipe:
-    problems: list[Any] = []
-    try:
-        # Strict: "96" is not 96 and yes is not true; a guess would be hashed and trained as if it had been meant.
-        return Recipe.model_validate(document.value, strict=True)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-    # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
-    mistakes = explain(problems, Recipe, document.value, document.origins)
-    raise RecipeError.of(mistakes)
 
 
 logger = logging.getLogger(__name__)

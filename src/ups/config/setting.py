@@ -32,11 +32,6 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-def looks_like_reference(text: str) -> bool:
-    """Whether `text` tries to be a reference, well-formed or not."""
-    return "${" in text
-
-
 def reveal(reference: str, environment: Mapping[str, str] | None = None) -> str:
     """The secret behind a reference; call it where the secret is used, and keep the result out of files and logs."""
     if not is_reference(reference):
@@ -77,14 +72,13 @@ class Section(BaseModel):
     def _secrets_are_references(self) -> Self:
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            texts = value if isinstance(value, list) else [value]
             declared = is_secret(field)
-            for text in texts:
+            for text in value if isinstance(value, list) else [value]:
                 if not isinstance(text, str):
                     continue
                 if declared and not is_reference(text):
                     raise ValueError(f"{name} is a secret: {EXPECTED}, never the secret itself")
-                if not declared and looks_like_reference(text):
+                if not declared and "${" in text:
                     raise ValueError(f"{name} does not take ${{...}} references: only fields that hold a secret do")
         return self
 
@@ -113,28 +107,32 @@ def secret(default: Any, help: str) -> Any:
 
 def is_secret(field: Any) -> bool:
     """Whether a pydantic field was declared with `secret`."""
-    return _declared(field, "secret")
+    return bool(_declared(field).get("secret"))
 
 
 def may_change(field: Any) -> bool:
     """Whether a run may continue with another value of this pydantic field."""
-    return _declared(field, "may_change")
+    return bool(_declared(field).get("may_change"))
+
+
+def former_name(field: Any) -> str:
+    """The name that this pydantic field had in an earlier version, '' if it has always had its name."""
+    return str(_declared(field).get("formerly", ""))
+
+
+def unit_of(field: Any) -> str:
+    """The unit of a pydantic field; '1' where there is none."""
+    return str(_declared(field).get("unit", "1"))
+
+
+def _declared(field: Any) -> dict[str, Any]:
+    extra = field.json_schema_extra
+    return extra if isinstance(extra, dict) else {}
 
 
 def _extra(unit: str, may_change: bool, formerly: str = "") -> dict[str, Any]:
     said = {"unit": unit, "may_change": may_change, "formerly": formerly}
     return {name: value for name, value in said.items() if value}
-
-
-def former_name(field: Any) -> str:
-    """The name that this pydantic field had in an earlier version, '' if it has always had its name."""
-    extra = field.json_schema_extra
-    return str(extra.get("formerly", "")) if isinstance(extra, dict) else ""
-
-
-def _declared(field: Any, name: str) -> bool:
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get(name))
 
 
 class PartSection(Section):
@@ -192,8 +190,6 @@ class PartSection(Section):
         if not cls.is_base():
             return handler(schema)
         choices = [handler(kind.__pydantic_core_schema__) for kind in cls.kinds().values()]
-        if not choices:
-            return {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
         # `json_schema.py` gives each choice a name, and fills in which type it is.
         return {"discriminator": {"mapping": {}, "propertyName": "type"}, "oneOf": choices}
 

@@ -35,10 +35,8 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 _BASED = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_WORDS: dict[str, Value] = {"": None, "~": None}
-_WORDS |= dict.fromkeys(("null", "Null", "NULL"))
-_WORDS |= dict.fromkeys(("true", "True", "TRUE"), True)
-_WORDS |= dict.fromkeys(("false", "False", "FALSE"), False)
+_WORDS: dict[str, Value] = dict.fromkeys(("", "~", "null", "Null", "NULL"))
+_WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 # Everything YAML allows in a stream, minus surrogates; a byte order mark is dropped when the file is decoded.
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 # Written without quotes: nothing that YAML 1.1 or 1.2 could read as anything but this text.
@@ -56,6 +54,11 @@ class Origin:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
+    @property
+    def before(self) -> str:
+        """What a message about the value begins with: 'r.yaml:3: ', or '--set '."""
+        return f"{self}: " if self.line else f"{self} "
+
 
 @dataclass
 class Document:
@@ -63,6 +66,11 @@ class Document:
 
     value: Value
     origins: dict[FieldPath, Origin] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Value, name: str) -> Document:
+        """Plain values that were read from no file; `name` stands for it in messages."""
+        return cls(value, dict.fromkeys(paths_in(value), Origin(name, 0)))
 
 
 def paths_in(value: Value, path: FieldPath = ()) -> Iterator[FieldPath]:
@@ -115,8 +123,6 @@ def _nearest_file(file: str) -> str:
 
 def parse(text: str, file: str, *, first_line: int = 1) -> Document:
     """Read one YAML document; `first_line` 0 means that the text is not a file and lines mean nothing."""
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{file}: is larger than {MAX_BYTES:,} bytes", hint="a recipe is a page of text, not data")
     bad = _NOT_TEXT.search(text)
     if bad:
         line = text.count("\n", 0, bad.start()) + first_line if first_line else 0
@@ -135,15 +141,10 @@ class _Builder:
         self.events: Iterator[yaml.Event] = yaml.parse(text, Loader=loader)
 
     def build(self) -> Document:
-        problem: yaml.MarkedYAMLError | None = None
         try:
             self._stream()
         except yaml.MarkedYAMLError as error:
-            problem = error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{self.file}: is not YAML: {error}") from None
-        if problem is not None:
-            self._explain(problem)
+            raise self._explained(error) from None
         return self.document
 
     def _stream(self) -> None:
@@ -230,7 +231,7 @@ class _Builder:
             self._refuse(event, f"{text} is too large for a number", "the largest is about 1.8e308")
         return value
 
-    def _explain(self, error: yaml.MarkedYAMLError) -> NoReturn:
+    def _explained(self, error: yaml.MarkedYAMLError) -> ConfigError:
         what, hint = _plain_words(str(error.problem or "is not YAML"))
         opened = "is not closed" in what and error.context_mark is not None
         mark = error.context_mark if opened else error.problem_mark
@@ -238,8 +239,8 @@ class _Builder:
         number = min(mark.line, len(lines) - 1) if mark is not None else 0
         where = Origin(self.file, number + self.first_line if self.first_line else 0)
         if self.first_line and re.match(r" *\t", lines[number]):
-            raise ConfigError(f"{where}: tab in the indentation", hint="indent with spaces")
-        raise ConfigError(f"{where}: {what}", hint=hint)
+            return ConfigError(f"{where}: tab in the indentation", hint="indent with spaces")
+        return ConfigError(f"{where}: {what}", hint=hint)
 
 
 def _plain_words(problem: str) -> tuple[str, str]:

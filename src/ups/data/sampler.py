@@ -209,7 +209,11 @@ class Sampler:
         """Rows start..stop-1 of a block (default all): what one rank or micro-batch takes."""
         task, position = self.locate(step, slot)
         rows = self.batch_sizes[task] if stop is None else stop
-        return Block(task, self._streams[task].numbers(position + start, position + rows))
+        return Block(task, self.windows(task, position + start, position + rows))
+
+    def windows(self, task: int, start: int, stop: int) -> Int64:
+        """Window numbers (stop - start,) at positions start..stop-1 of the stream of a task."""
+        return self._streams[task].numbers(start, stop)
 
     def next_positions(self, task: int, numbers: Int64, after: int) -> Int64:
         """The first position behind `after` in the stream of a task at which each of the windows (n,) is seen."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,8 @@ class Bisection:
             outcome = self._try(self._variant, f"as it is: {TITLES[kind]}")
             if not outcome.ok:
                 self.finding.failure = self.finding.last = outcome
-                stage = outcome.facts.get("stage")
-                if stage is None and outcome.places:
-                    stage = max(int(place.get("stage", 0)) for place in outcome.places.values())
-                if isinstance(stage, int):
-                    self._variant = Variant(self._variant.recipe, self._variant.ranks, stage, self._variant.steps)
+                reached = max((int(place.get("stage", 0)) for place in outcome.places.values()), default=None)
+                self._variant = replace(self._variant, stage=outcome.facts.get("stage", reached))
                 return True
         return False
 
@@ -146,45 +143,31 @@ class Bisection:
         """One rank alone; if the failure is gone then, whole copies of the model instead of shards."""
         if self.finding.kind == "opened":
             return
-        one, given = alone(self._variant), strategy_of(self._variant)
-        ranks = self._variant.ranks
-        if one is None:
+        given, ranks, needs = strategy_of(self._variant), self._variant.ranks, self.finding.needs
+        one = Change.of(f"strategy {given} on {ranks} ranks", "one rank, no strategy", alone(self._variant))
+        if one is None or self._simplify(one) or given != "fsdp" or ranks == 1 or not needs:
             return
-        if self._simplify(Change(f"strategy {given} on {ranks} ranks", "one rank, no strategy", one)):
-            return
-        copies = as_ddp(self._variant) if given == "fsdp" and ranks > 1 else None
-        if copies is None:
-            return
-        several, shards = self.finding.needs, "strategy fsdp"
-        if several and self._simplify(Change(shards, f"ddp on {ranks} ranks", copies)):
-            several[0] = f"several ranks ({ranks}), with ddp as well as fsdp"
-        elif shards in several:
-            several.remove(f"strategy fsdp on {ranks} ranks")
+        copies = Change.of("strategy fsdp", f"ddp on {ranks} ranks", as_ddp(self._variant))
+        if copies is not None and self._simplify(copies):
+            needs[0] = f"several ranks ({ranks}), with ddp as well as fsdp"
+        elif copies is not None and copies.part in needs:
+            needs.remove(one.part)
 
     def _tasks(self) -> None:
         """Halve the tasks until one is left, the one that the failure names first, if it names one; then see whether
         the others fail without it.
         """
-        names = everything = task_names(self._variant)
-        known: dict[tuple[str, ...], bool | None] = {}
+        everything = names = tuple(task_names(self._variant))
+        tried: dict[tuple[str, ...], tuple[Variant, Outcome] | None] = {}
 
-        def fails(chosen: Sequence[str]) -> bool:
+        def fails(chosen: tuple[str, ...]) -> bool:
             """Whether these tasks alone fail in the same way; other failures count as no."""
-            key = tuple(chosen)
-            if key not in known:
-                variant = only_tasks(self._variant, chosen)
-                known[key] = None
-                if variant is not None:
-                    outcome = self._try(variant, f"tasks: {_listed(chosen)}")
-                    assert self.finding.failure is not None
-                    known[key] = outcome.same_failure(self.finding.failure)
-                    if known[key]:
-                        smaller[key] = (variant, outcome)
-            return bool(known[key])
+            if chosen not in tried:
+                tried[chosen] = self._same_failure_of(chosen)
+            return tried[chosen] is not None
 
-        smaller: dict[tuple[str, ...], tuple[Variant, Outcome]] = {}
-        suspected = [name for name in everything if len(everything) > 1 and name == self._suspected_task()]
-        if suspected and fails(suspected):
+        suspected = (self._suspected_task(),)
+        if len(everything) > 1 and suspected[0] in everything and fails(suspected):
             names = suspected
         while len(names) > 1:
             middle = len(names) // 2
@@ -193,20 +176,27 @@ class Bisection:
                 break
             names = half
         if names == everything:
-            if len(names) > 1:
-                self.finding.needs.append(f"tasks together: {_listed(names)}")
+            self.finding.needs += [f"tasks together: {', '.join(names)}"] if len(names) > 1 else []
             return
-        others = [name for name in everything if name not in names]
-        if fails(others):
+        if fails(tuple(name for name in everything if name not in names)):
             self.finding.simplified.append("tasks")
         else:
-            self.finding.needs.append(f"task{'s' if len(names) > 1 else ''} {_listed(names)}")
-        self._variant, self.finding.last = smaller[tuple(names)]
+            self.finding.needs.append(f"task{'s' if len(names) > 1 else ''} {', '.join(names)}")
+        smallest = tried[names]
+        assert smallest is not None
+        self._variant, self.finding.last = smallest
 
-    def _suspected_task(self) -> str | None:
+    def _same_failure_of(self, tasks: Sequence[str]) -> tuple[Variant, Outcome] | None:
+        assert self.finding.failure is not None
+        variant = only_tasks(self._variant, tasks)
+        outcome = None if variant is None else self._try(variant, f"tasks: {', '.join(tasks)}")
+        if variant is None or outcome is None or not outcome.same_failure(self.finding.failure):
+            return None
+        return variant, outcome
+
+    def _suspected_task(self) -> str:
         facts = self.finding.last.facts if self.finding.last is not None else {}
-        task = facts.get("task") or (facts.get("windows") or {}).get("task")
-        return str(task) if task else None
+        return str(facts.get("task") or (facts.get("windows") or {}).get("task"))
 
     def _settings(self) -> None:
         assert self.finding.failure is not None
@@ -214,10 +204,6 @@ class Bisection:
             change = make(self._variant)
             if change is not None:
                 self._simplify(change)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def _behind(places: dict[int, dict[str, Any]]) -> int | None:
@@ -228,11 +214,11 @@ def _behind(places: dict[int, dict[str, Any]]) -> int | None:
 
     def progress(rank: int) -> tuple[int, int, int]:
         place = places[rank]
-        phase = str(place.get("phase"))
+        phase = place.get("phase")
         return int(place["stage"]), int(place["step"]), _PHASES.index(phase) if phase in _PHASES else -1
 
-    order = sorted(places, key=progress)
-    return order[0] if len(order) > 1 and progress(order[0]) < progress(order[1]) else None
+    first, *others = sorted(places, key=progress) or [0]
+    return first if others and progress(first) < progress(others[0]) else None
 
 
 def place_of(finding: Finding) -> dict[str, Any]:
@@ -240,42 +226,45 @@ def place_of(finding: Finding) -> dict[str, Any]:
     outcome = finding.last
     if outcome is None or outcome.failed is None:
         return {}
-    facts, found = outcome.facts, {}
-    culprit = facts.get("culprit")
-    behind = _behind(outcome.places) if outcome.cause == "stalled" else None
-    if culprit is None and behind is not None:
-        culprit = {"pass": outcome.places[behind]["phase"], "module": outcome.places[behind]["module"], "rank": behind}
-    elif culprit is None and "standing" in facts:
-        culprit = {"pass": facts["standing"]["phase"], "module": facts["standing"]["module"]}
-    if culprit is None and (outcome.failed.at or outcome.cause == "stalled") and outcome.places:
-        # Ended by a signal or at its deadline: what it wrote on its way is all that is left.
-        place = outcome.places.get(outcome.failed.rank or 0, {})
-        if place.get("phase") in ("forward", "backward"):
-            culprit = {"pass": place["phase"], "module": place.get("module", "")}
-    if culprit is not None:
+    facts = outcome.facts
+    found: dict[str, Any] = {
+        name: facts[name] for name in ("windows", "stage_name", "step", "task") if facts.get(name) is not None
+    }
+    culprit = facts.get("culprit") or _standing(outcome)
+    if culprit:
         found["culprit"] = culprit
-    for name in ("windows", "stage_name", "step", "task"):
-        if facts.get(name) is not None:
-            found[name] = facts[name]
     if outcome.failed.at:
         found["at"] = outcome.failed.at
     return found
 
 
+def _standing(outcome: Outcome) -> dict[str, Any] | None:
+    """The module in which a rank stood still or was ended, by what it wrote on its way."""
+    stalled = outcome.cause == "stalled"
+    behind = _behind(outcome.places) if stalled else None
+    if behind is not None:
+        place = outcome.places[behind]
+        return {"pass": place["phase"], "module": place["module"], "rank": behind}
+    place: dict[str, Any] | None = outcome.facts.get("standing")
+    if place is None and outcome.failed is not None and (outcome.failed.at or stalled):
+        # Ended by a signal or at its deadline: what it wrote on its way is all that is left.
+        place = outcome.places.get(outcome.failed.rank or 0, {})
+        place = place if place.get("phase") in ("forward", "backward") else None
+    return None if place is None else {"pass": place["phase"], "module": place.get("module", "")}
+
+
 _MODEL = "the model"
+_IN_FLOAT32 = " (x.float() under torch.autocast(x.device.type, enabled=False))"
 _SHOWN_OF_FAILURE = ("check", "cause", "says", "rank", "log")
 
 
 def module_text(culprit: dict[str, Any]) -> str:
     """'module a.b.c (shard unit a.b, network operator), forward pass in bfloat16'."""
-    name = culprit.get("module") or ""
-    if not name:
-        text = "the loss of the stage, outside of every module"
-    else:
-        belongs = [f"shard unit {culprit['unit']}"] if culprit.get("unit") not in (None, name) else []
-        belongs += ["a shard unit"] if culprit.get("unit") == name else []
-        belongs += [f"network {culprit['network']}"] if culprit.get("network") else []
-        text = f"module {name}" + (f" ({', '.join(belongs)})" if belongs else "")
+    name, unit = culprit.get("module") or "", culprit.get("unit")
+    text = f"module {name}" if name else "the loss of the stage, outside of every module"
+    belongs = [] if unit is None else ["a shard unit"] if unit == name else [f"shard unit {unit}"]
+    belongs += [f"network {culprit['network']}"] if culprit.get("network") else []
+    text += f" ({', '.join(belongs)})" if name and belongs else ""
     text += f", {culprit.get('pass', 'forward')} pass"
     if culprit.get("rank") is not None:
         text += f" of rank {culprit['rank']}, for which the others wait"
@@ -349,13 +338,9 @@ def next_step(finding: Finding, recipe: str) -> str:
     if "loader workers" in needs:
         return f"train with --set data.loader.workers=0, and look at what the worker said in {finding.failure.folder}"
     if "precision" in needs:
-        wider = _wider(needs)
-        alone = (
-            "let the named module alone compute in that (x.float() under torch.autocast(x.device.type, enabled=False))"
-            if wider == "float32"
-            else "let the named module alone compute in that"
-        )
-        return f"train with --set engine.precision={wider}, or {alone}; {smallest}"
+        wider, only = ("float64", "") if "precision float32" in needs else ("float32", _IN_FLOAT32)
+        module = f"let the named module alone compute in that{only}"
+        return f"train with --set engine.precision={wider}, or {module}; {smallest}"
     if "strategy" in needs or "ranks" in needs:
         return f"train with another engine.strategy until it is mended; {smallest}"
     if _MODEL in needs:
@@ -364,10 +349,6 @@ def next_step(finding: Finding, recipe: str) -> str:
         at = f" at {place['at']}" if place.get("at") else ""
         return f"read the log{at} in {failed.log if failed else finding.failure.folder}; {smallest}"
     return f"leave that setting out until it is mended; {smallest}"
-
-
-def _wider(needs: str) -> str:
-    return "float64" if "precision float32" in needs else "float32"
 
 
 def to_json(finding: Finding, recipe: str) -> dict[str, Any]:

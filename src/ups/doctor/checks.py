@@ -24,7 +24,7 @@ class Check:
 
     name: str
     means: str
-    advice: str
+    advice: str = "see the message"
     error: type[UpsError] = TrainingError
 
     @property
@@ -47,7 +47,7 @@ class CheckProgram:
 CHECK_PROGRAMS = (
     CheckProgram(
         "machine",
-        (Check("machine", "this machine lacks something that every run needs", "see the message", MachineError),),
+        (Check("machine", "this machine lacks something that every run needs", error=MachineError),),
         recipe=False,
     ),
     CheckProgram(
@@ -101,7 +101,7 @@ CHECK_PROGRAMS = (
     ),
     CheckProgram(
         "samples",
-        (Check("samples", "ranks do not share the data as the recipe says", "see the message", DataError),),
+        (Check("samples", "ranks do not share the data as the recipe says", error=DataError),),
         ranks=True,
     ),
     CheckProgram(
@@ -139,9 +139,9 @@ CHECK_PROGRAMS = (
     CheckProgram(
         "parity",
         (
-            Check("parity", "many ranks do not train as one rank does", "see the message"),
-            Check("equal", "ranks drift apart", "see the message"),
-            Check("evaluation", "metrics depend on the number of ranks", "see the message"),
+            Check("parity", "many ranks do not train as one rank does"),
+            Check("equal", "ranks drift apart"),
+            Check("evaluation", "metrics depend on the number of ranks"),
         ),
         ranks=True,
     ),

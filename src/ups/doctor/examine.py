@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from ups.doctor.checks import CHECK_PROGRAMS, Check, CheckProgram
 from ups.record import processes
 from ups.record.causes import cause_of_exit, causes_first, is_cascade_text, signal_name
 from ups.record.failure import location_of_dump
+from ups.record.run_dir import RunDir
 from ups.supervise.attempt import Launcher
 from ups.supervise.options import Options
 
@@ -64,81 +63,39 @@ class Processes:
 def run_program(program: CheckProgram, examination: Examination, work_dir: Path) -> Processes:
     """Run the processes of one check program to their end or its deadline; their logs are in a folder of its name."""
     folder = work_dir / program.module
-    folder.mkdir()
-    run = _run_ranks if program.ranks else _run_one
-    return run(program, examination, work_dir, folder)
-
-
-def _run_one(program: CheckProgram, examination: Examination, work_dir: Path, folder: Path) -> Processes:
-    token = secrets.token_hex(16)
-    out, err = folder / "out.log", folder / "err.log"
-    with out.open("wb") as out_file, err.open("wb") as err_file:
-        process = subprocess.Popen(
-            _command(program, examination, work_dir),
-            stdin=subprocess.DEVNULL,
-            stdout=out_file,
-            stderr=err_file,
-            env={**os.environ, **_variables(program, examination), "UPS_DOCTOR_TOKEN": token},
-            start_new_session=True,
-            preexec_fn=processes.bound_to(os.getpid()),
-        )
-    exit_: dict[str, Any] = {}
-    timed_out = False
-    try:
-        code = process.wait(program.seconds)
-        exit_ = {"code": code, "time_monotonic_ns": time.monotonic_ns()}
-    except subprocess.TimeoutExpired:
-        timed_out = True
-    finally:
-
-        def members() -> list[processes.Process]:
-            return processes.carriers("UPS_DOCTOR_TOKEN", token)
-
-        processes.kill_until_gone(members, 10.0, not_reaped=frozenset({process.pid}))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5.0)
-    exits = {0: exit_} if exit_ else {}
-    return Processes({0: _read(out)}, {0: _read(err)}, exits, timed_out, folder)
-
-
-def _run_ranks(program: CheckProgram, examination: Examination, work_dir: Path, folder: Path) -> Processes:
     box_dir = folder / "box"
-    box_dir.mkdir()
+    box_dir.mkdir(parents=True)
+    ranks = examination.ranks if program.ranks else 1
+    words = (program.module, str(work_dir))
     options = Options(
         run_dir=folder,
-        ranks=examination.ranks,
-        command=tuple(_command(program, examination, work_dir)),
+        ranks=ranks,
+        command=tuple(processes.module_command("ups.doctor.probes", *words, python=examination.python)),
         environment=_variables(program, examination),
     )
     launcher = Launcher(options, 0, box_dir, {})
-    deadline, failed_since, timed_out = time.monotonic() + program.seconds, None, False
-    before: dict[int, dict[str, Any]] = {}
     try:
-        while not launcher.ended() and not launcher.not_started:
-            now = time.monotonic()
-            before = _exits(box_dir)
-            if failed_since is None and any(e["code"] for e in before.values()):
-                failed_since = now
-            if failed_since is not None and now - failed_since > _SETTLE_SECONDS:
-                break
-            if now > deadline:
-                timed_out = True
-                break
-            time.sleep(_POLL_SECONDS)
+        timed_out = _wait(launcher, box_dir, program.seconds)
         before = _exits(box_dir)
     finally:
         launcher.end()
     # What died later was killed by us.
     exits = {rank: {**e, "ended_by_us": rank not in before} for rank, e in _exits(box_dir).items()}
-    logs = folder / "logs" / "attempt_0"
-    ranks = range(examination.ranks)
-    out = {rank: _read(logs / f"rank_{rank:05d}.out") for rank in ranks}
-    err = {rank: _read(logs / f"rank_{rank:05d}.err") for rank in ranks}
-    return Processes(out, err, exits, timed_out, logs, " ".join(launcher.not_started.values()))
+    out, err = ({rank: _read(RunDir(folder).log(0, rank, name)) for rank in range(ranks)} for name in ("out", "err"))
+    log = RunDir(folder).log(0, 0).parent
+    return Processes(out, err, exits, timed_out, log, " ".join(launcher.not_started.values()))
 
 
-def _command(program: CheckProgram, examination: Examination, work_dir: Path) -> list[str]:
-    return processes.module_command("ups.doctor.probes", program.module, str(work_dir), python=examination.python)
+def _wait(launcher: Launcher, box_dir: Path, seconds: float) -> bool:
+    """Until all processes have left, or a while after the first has failed; whether the deadline came before that."""
+    deadline, settled = time.monotonic() + seconds, float("inf")
+    while not launcher.ended() and not launcher.not_started and time.monotonic() < settled:
+        if time.monotonic() > deadline:
+            return True
+        if settled == float("inf") and any(e["code"] for e in _exits(box_dir).values()):
+            settled = time.monotonic() + _SETTLE_SECONDS
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _variables(program: CheckProgram, examination: Examination) -> dict[str, str]:
@@ -223,28 +180,23 @@ def judge(program: CheckProgram, left: Processes, seconds: float) -> Iterator[Ve
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something that went wrong on a rank: a verdict of its own, or its death by a signal."""
+    """Something that went wrong on a rank: a line in which it says so, or its death by a signal."""
 
     rank: int | None  # None: found by all ranks together
     time_ns: int
     # Only says that another rank is gone: a consequence, whatever its time.
     cascade: bool
-    says: str = ""
-    means: str = ""
-    advice: str = ""
+    line: dict[str, Any] = field(default_factory=dict)
     signal: int = 0
-    cause: str = ""
 
 
 def _events(left: Processes, said: list[dict[str, Any]]) -> list[_Event]:
     """Everything that went wrong, causes before consequences, then by time."""
-    events = []
-    for line in said:
-        if line.get("ok") is False:
-            says, means, advice = (str(line.get(key) or "") for key in ("says", "means", "try"))
-            lost = bool(line.get("cascade"))
-            cause = str(line.get("cause") or "")
-            events.append(_Event(line["rank"], int(line["time_ns"]), lost, says, means, advice, cause=cause))
+    events = [
+        _Event(line["rank"], int(line["time_ns"]), bool(line.get("cascade")), line)
+        for line in said
+        if line.get("ok") is False
+    ]
     for rank, ended in left.exits.items():
         code = int(ended["code"])
         if code < 0 and not (code in _ENDINGS and ended.get("ended_by_us")):
@@ -257,54 +209,51 @@ def _failure(
     check: Check, program: CheckProgram, left: Processes, said: list[dict[str, Any]], seconds: float
 ) -> Verdict:
     """The first thing that went wrong; what follows on other ranks is a consequence."""
-
-    facts: dict[str, Any] = {}
-    for line in sorted(said, key=lambda line: (bool(line.get("cascade")), int(line["time_ns"]))):
-        facts = {**dict(line.get("facts") or {}), **facts} if line.get("ok") is False else facts
-
-    def verdict(
-        says: str, means: str = "", advice: str = "", rank: int | None = None, at: str = "", cause: str = ""
-    ) -> Verdict:
-        return Verdict(
-            check.name,
-            ok=False,
-            says=says,
-            means=means or check.means,
-            advice=advice or check.advice,
-            rank=rank if program.ranks else None,
-            at=at,
-            seconds=round(seconds, 3),
-            exit_code=check.exit_code,
-            log=str(left.log),
-            facts=facts,
-            cause=cause,
-        )
-
     events = _events(left, said)
+    facts: dict[str, Any] = {}
+    for event in events:
+        facts = {**dict(event.line.get("facts") or {}), **facts}
+    failed = Verdict(
+        check.name,
+        ok=False,
+        says="",
+        means=check.means,
+        advice=check.advice,
+        rank=events[0].rank if events and program.ranks else None,
+        seconds=round(seconds, 3),
+        exit_code=check.exit_code,
+        log=str(left.log),
+        facts=facts,
+    )
     if events and not events[0].signal:
-        return verdict(events[0].says, events[0].means, events[0].advice, events[0].rank, cause=events[0].cause)
+        line = {name: str(events[0].line.get(name) or "") for name in ("says", "means", "try", "cause")}
+        means, advice = line["means"] or check.means, line["try"] or check.advice
+        return replace(failed, says=line["says"], means=means, advice=advice, cause=line["cause"])
     if events:
-        rank = events[0].rank
-        place = location_of_dump(left.err.get(rank or 0, ""))
-        at = place.short() if place else ""
-        who = f"rank {rank}" if program.ranks else "its process"
-        return verdict(
-            f"{who} was ended by {signal_name(events[0].signal)}" + (f" at {at}" if at else " (no stack)"),
-            f"{check.means}; a signal is a crash in native code or a kill, not an error of Python",
-            f"{check.advice}; the stack, if there is one, is in the log",
-            rank,
-            at,
-            cause_of_exit(-events[0].signal),
-        )
+        return _killed(failed, events[0], left)
     if left.timed_out:
         places = {rank: location_of_dump(text) for rank, text in left.err.items()}
         shown = ", ".join(f"rank {rank} at {place.short()}" for rank, place in sorted(places.items()) if place)
         says = f"not done after {program.seconds:.0f} s ({shown or 'no stack'})"
-        return verdict(says, f"{check.means}; it hangs", cause="stalled")
+        return replace(failed, says=says, means=f"{check.means}; it hangs", cause="stalled")
     codes = {rank: ended["code"] for rank, ended in left.exits.items()}
     tail = (left.not_started or left.err.get(0, "")).strip().splitlines()
     last = tail[-1][:300] if tail else "no output"
-    return verdict(f"it left without a verdict (exit codes {codes or 'unknown'}): {last}", cause="exit")
+    return replace(failed, says=f"it left without a verdict (exit codes {codes or 'unknown'}): {last}", cause="exit")
+
+
+def _killed(failed: Verdict, event: _Event, left: Processes) -> Verdict:
+    place = location_of_dump(left.err.get(event.rank or 0, ""))
+    at = place.short() if place else ""
+    who = "its process" if failed.rank is None else f"rank {failed.rank}"
+    return replace(
+        failed,
+        says=f"{who} was ended by {signal_name(event.signal)}" + (f" at {at}" if at else " (no stack)"),
+        means=f"{failed.means}; a signal is a crash in native code or a kill, not an error of Python",
+        advice=f"{failed.advice}; the stack, if there is one, is in the log",
+        at=at,
+        cause=cause_of_exit(-event.signal),
+    )
 
 
 def _lines(text: str, rank: int) -> Iterator[dict[str, Any]]:
@@ -321,7 +270,6 @@ def examine(examination: Examination, on_verdict: Callable[[Verdict], None] | No
     The output of a failed check stays in the directory that its verdict names.
     """
     work_dir = Path(tempfile.mkdtemp(prefix="ups-doctor-"))
-    missing = _first_missing(examination.run_dir)
     verdicts: list[Verdict] = []
     try:
         write_assignment(examination, work_dir)
@@ -338,9 +286,7 @@ def examine(examination: Examination, on_verdict: Callable[[Verdict], None] | No
                     return verdicts
         return verdicts
     finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(examination.run_dir / f".doctor-{work_dir.name}")
-        _remove_empty(examination.run_dir, missing)
+        shutil.rmtree(scratch_dir(examination.run_dir, work_dir), ignore_errors=True)
         if not verdicts or verdicts[-1].ok:
             shutil.rmtree(work_dir, ignore_errors=True)
 
@@ -351,11 +297,7 @@ def write_assignment(examination: Examination, work_dir: Path) -> None:
     if examination.recipe_text is not None:
         recipe = str(work_dir / "config.yaml")
         Path(recipe).write_text(examination.recipe_text)
-    document = {
-        "recipe": recipe,
-        "run_dir": str(examination.run_dir),
-        "ranks": examination.ranks,
-    }
+    document = {"recipe": recipe, "run_dir": str(examination.run_dir), "ranks": examination.ranks}
     (work_dir / "assignment.json").write_text(json.dumps(document))
 
 
@@ -366,17 +308,7 @@ def run_checks(program: CheckProgram, examination: Examination, work_dir: Path) 
     yield from judge(program, left, time.monotonic() - started)
 
 
-def _first_missing(path: Path) -> Path | None:
-    """The outermost directory above and with `path` that does not exist yet."""
-    missing = None
-    while not path.exists():
-        missing, path = path, path.parent
-    return missing
-
-
-def _remove_empty(path: Path, outermost: Path | None) -> None:
-    """Remove the directories that the examination made, if nothing is in them."""
-    while outermost is not None and path.is_relative_to(outermost):
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        path = path.parent
+def scratch_dir(run_dir: Path, work_dir: Path) -> Path:
+    """Where the check `checkpoint` writes: on the disk of the run, in the nearest directory that is already there."""
+    base = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
+    return base / f".doctor-{work_dir.name}"

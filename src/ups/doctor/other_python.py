@@ -27,7 +27,7 @@ _SMALL = 1e-3
 _EPSILON = {"bfloat16": 2**-8, "float32": 2**-23, "float64": 2**-52}
 _WIDER = {"bfloat16": "float32", "float32": "float64", "float64": "float32"}
 _ASK = """
-import importlib.metadata, importlib.util, json, platform
+import importlib.metadata, importlib.util, json, os, platform
 def version(name):
     try:
         return importlib.metadata.version(name)
@@ -42,9 +42,7 @@ spec = importlib.util.find_spec("ups")
 found["python"] = platform.python_version()
 found["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
 found["ups_path"] = None if spec is None else spec.origin
-found["rehearsal"] = spec is not None and importlib.util.find_spec("ups.doctor.probes") is not None and (
-    importlib.util.find_spec("ups.doctor.probes.__main__") is not None
-)
+found["rehearsal"] = spec is not None and os.path.exists(os.path.dirname(spec.origin) + "/doctor/probes/__main__.py")
 print(json.dumps(found))
 """
 
@@ -134,44 +132,41 @@ def differences(
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Step by step: (rows of loss and gradient norm, the first difference beyond rounding or None)."""
     rows: list[dict[str, Any]] = []
-    first: dict[str, Any] | None = None
+    differing: list[dict[str, Any]] = []
     noise: dict[str, float] = {}
+
+    def compared(name: str, ours: float, theirs: float, wider: float, size: float) -> dict[str, Any]:
+        # Rounding grows from step to step: what was seen once stays possible.
+        noise[name] = max(noise.get(name, 0.0), scale * _apart(ours, wider, size))
+        allowed = _MANY_TIMES * max(noise[name], 10 * epsilon)
+        return {"here": ours, "there": theirs, "apart": _apart(ours, theirs, size), "rounding": allowed}
+
     for ours, theirs, wider in zip(here, there, wide, strict=False):
         at = {"stage": ours["stage"], "step": ours["step"]}
         row: dict[str, Any] = dict(at)
-        if ours["batch"] != theirs["batch"] and first is None:
-            first = {**at, "quantity": DATA_READ, "here": ours["batch"], "there": theirs["batch"]}
+        if ours["batch"] != theirs["batch"]:
+            differing.append({**at, "quantity": DATA_READ, "here": ours["batch"], "there": theirs["batch"]})
         for name in ("loss", "gradient_norm"):
-            # Rounding grows from step to step: what was seen once stays possible.
-            noise[name] = max(noise.get(name, 0.0), scale * _apart(ours[name], wider[name], abs(wider[name])))
-            allowed = _MANY_TIMES * max(noise[name], 10 * epsilon)
-            apart = _apart(ours[name], theirs[name], abs(wider[name]))
-            row[name] = {"here": ours[name], "there": theirs[name], "apart": apart, "rounding": allowed}
-            if apart > allowed and first is None:
-                first = {**at, "quantity": name.replace("_", " "), **row[name]}
-        floor = _SMALL * wider["gradient_norm"]
-        worst: tuple[float, str] | None = None
-        for name in sorted(ours["gradients"].keys() & theirs["gradients"].keys() & wider["gradients"].keys()):
-            size = max(abs(wider["gradients"][name]), floor)
-            key = f"gradient of {name}"
-            moved = scale * _apart(ours["gradients"][name], wider["gradients"][name], size)
-            noise[key] = max(noise.get(key, 0.0), moved)
-            allowed = _MANY_TIMES * max(noise[key], 10 * epsilon)
-            apart = _apart(ours["gradients"][name], theirs["gradients"][name], size)
-            if apart > allowed and (worst is None or apart / allowed > worst[0]):
-                worst = (apart / allowed, name)
-        if worst is not None:
-            row["tensor"] = worst[1]
-            if first is None:
-                values = {"here": ours["gradients"][worst[1]], "there": theirs["gradients"][worst[1]]}
-                first = {**at, "quantity": f"gradient norm of {worst[1]}", **values}
-            elif first["step"] == ours["step"] and first["stage"] == ours["stage"]:
-                first.setdefault("tensor", worst[1])
+            row[name] = compared(name, ours[name], theirs[name], wider[name], abs(wider[name]))
+            if row[name]["apart"] > row[name]["rounding"]:
+                differing.append({**at, "quantity": name.replace("_", " "), **row[name]})
+        floor, worst = _SMALL * wider["gradient_norm"], 1.0
+        mine, others, wides = (numbers["gradients"] for numbers in (ours, theirs, wider))
+        for name in sorted(mine.keys() & others.keys() & wides.keys()):
+            size = max(abs(wides[name]), floor)
+            found = compared(f"gradient of {name}", mine[name], others[name], wides[name], size)
+            if found["apart"] > worst * found["rounding"]:
+                row["tensor"], worst = name, found["apart"] / found["rounding"]
+        if "tensor" in row and not differing:
+            values = {"here": mine[row["tensor"]], "there": others[row["tensor"]]}
+            differing.append({**at, "quantity": f"gradient norm of {row['tensor']}", **values})
+        elif "tensor" in row and at.items() <= differing[0].items():
+            differing[0]["tensor"] = row["tensor"]
         rows.append(row)
-    if len(here) != len(there) and first is None:
-        first = {"stage": 0, "step": len(rows) + 1, "quantity": "the number of steps", "here": len(here)}
-        first["there"] = len(there)
-    return rows, first
+    if len(here) != len(there):
+        lengths = {"here": len(here), "there": len(there)}
+        differing.append({"stage": 0, "step": len(rows) + 1, "quantity": "the number of steps", **lengths})
+    return rows, differing[0] if differing else None
 
 
 def _apart(a: float, b: float, size: float) -> float:

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,18 +35,11 @@ TRIAL_SECONDS = 600.0
 
 Kind = Literal["opened", "rehearsal", "parity"]
 
-OPENED = CheckProgram(
-    "opened",
-    (Check("opened", "the data cannot be opened or measured", "look at it with `ups data validate`", DataError),),
-)
-REHEARSAL = CheckProgram(
-    "rehearse",
-    (Check("rehearsal", "the first steps of the run fail", "ups doctor RECIPE --bisect"),),
-    ranks=True,
-)
+_OPENED = Check("opened", "the data cannot be opened or measured", "look at it with `ups data validate`", DataError)
+_REHEARSAL = Check("rehearsal", "the first steps of the run fail", "ups doctor RECIPE --bisect")
 PROGRAMS: dict[Kind, tuple[CheckProgram, ...]] = {
-    "opened": (OPENED,),
-    "rehearsal": (REHEARSAL,),
+    "opened": (CheckProgram("opened", (_OPENED,)),),
+    "rehearsal": (CheckProgram("rehearse", (_REHEARSAL,), ranks=True),),
     "parity": tuple(program for program in CHECK_PROGRAMS if program.module in ("model", "parity")),
 }
 # What a kind of trial proves, in words for the table.
@@ -123,13 +117,14 @@ class Trials:
         number = len(list(self.root.iterdir())) if self.root.is_dir() else 0
         folder = self.root / f"{number:02d}_{kind}"
         folder.mkdir(parents=True)
-        given = Examination(variant.ranks, self.run_dir, dump_recipe(variant.recipe), self.environment)
-        if python is not None:
-            given = replace(given, python=python)
+        text = dump_recipe(variant.recipe)
+        given = Examination(variant.ranks, self.run_dir, text, self.environment, python=python or sys.executable)
         write_assignment(given, folder)
         settings = {"stage": variant.stage, "steps": variant.steps, "still_seconds": self.still_seconds}
         (folder / SETTINGS_NAME).write_text(json.dumps(settings))
-        self._take_statistics(folder)
+        # Of the first trial, which measured all tasks: no rank measures again.
+        for known in sorted(self.root.glob(f"*_opened/{STATISTICS_NAME}"))[:1]:
+            shutil.copy(known, folder / STATISTICS_NAME)
         started = time.monotonic()
         failed = None
         for program in PROGRAMS[kind]:
@@ -138,12 +133,6 @@ class Trials:
             if failed is not None:
                 break
         return Outcome(label, failed, time.monotonic() - started, folder, read_places(folder))
-
-    def _take_statistics(self, folder: Path) -> None:
-        """Of the first trial, which measured all tasks: no rank measures again."""
-        known = next(iter(sorted(self.root.glob(f"*_opened/{STATISTICS_NAME}"))), None)
-        if known is not None:
-            shutil.copy(known, folder / STATISTICS_NAME)
 
 
 def read_places(folder: Path) -> dict[int, dict[str, Any]]:
@@ -163,8 +152,13 @@ class Change:
     label: str
     variant: Variant
 
+    @classmethod
+    def of(cls, part: str, label: str, variant: Variant | None) -> Change | None:
+        """None where the change would be no recipe."""
+        return None if variant is None else cls(part, label, variant)
 
-def changed(variant: Variant, change: Callable[[dict[str, Any]], None], **others: Any) -> Variant | None:
+
+def changed(variant: Variant, change: Callable[[dict[str, Any]], None]) -> Variant | None:
     """The variant with its recipe edited; None if that is no recipe."""
     data: dict[str, Any] = copy.deepcopy(plain_data(variant.recipe))
     change(data)
@@ -172,7 +166,7 @@ def changed(variant: Variant, change: Callable[[dict[str, Any]], None], **others
         recipe = Recipe.model_validate(data)
     except (ValidationError, UpsError):
         return None
-    return replace(variant, recipe=recipe, **others)
+    return replace(variant, recipe=recipe)
 
 
 def engine(variant: Variant, **settings: Any) -> Variant | None:
@@ -203,13 +197,15 @@ def alone(variant: Variant) -> Variant | None:
     """One rank without any strategy, with as many windows in a pass as a rank has now."""
     if variant.ranks == 1 and strategy_of(variant) == "single":
         return None
+    one = replace(variant, ranks=1)
+    micro = micro_batch_size(variant)
+    return engine(one, strategy="single", shard_ranks=None, offload=False, micro_batch_size=micro)
+
+
+def micro_batch_size(variant: Variant) -> int:
+    """The most windows in one pass of a rank."""
     share = max(variant.recipe.data.batch_sizes) // variant.ranks
-    micro = variant.recipe.engine.fixed_micro_batch_size or max(1, share)
-
-    def change(data: dict[str, Any]) -> None:
-        data["engine"].update(strategy="single", shard_ranks=None, offload=False, micro_batch_size=micro)
-
-    return changed(variant, change, ranks=1)
+    return variant.recipe.engine.fixed_micro_batch_size or max(1, share)
 
 
 def as_ddp(variant: Variant) -> Variant | None:
@@ -246,36 +242,29 @@ def simplifications(kind: Kind, cause: str) -> Iterator[Callable[[Variant], Chan
     if kind == "rehearsal":
         yield _no_workers
         yield _setting("compile", False, "compilation (engine.compile)", "without compilation")
-    yield _setting(
-        "activation_checkpointing", False, "recomputation (engine.activation_checkpointing)", "without recomputation"
-    )
+    part = "recomputation (engine.activation_checkpointing)"
+    yield _setting("activation_checkpointing", False, part, "without recomputation")
     yield _setting("offload", False, "offloading (engine.offload)", "without offloading")
     yield _setting("shard_ranks", None, "groups of shards (engine.shard_ranks)", "shards over all ranks")
     if kind == "rehearsal":
-        yield _precision("bfloat16", "float32")
-        yield _precision("float32", "float64")
+        for given, wider in (("bfloat16", "float32"), ("float32", "float64")):
+            yield _setting("precision", wider, f"precision {given}", f"precision {wider}", given)
         yield _cpu
         yield _gloo
     if cause == "out_of_memory":
         yield _one_window
 
 
-def _setting(name: str, simplest: Any, part: str, label: str) -> Callable[[Variant], Change | None]:
+def _setting(
+    name: str, simplest: Any, part: str, label: str, given: str | None = None
+) -> Callable[[Variant], Change | None]:
+    """given: the only value that is simplified; by default every other one."""
+
     def change(variant: Variant) -> Change | None:
-        if getattr(variant.recipe.engine, name) == simplest:
+        value = getattr(variant.recipe.engine, name)
+        if value == simplest or (given is not None and value != given):
             return None
-        found = engine(variant, **{name: simplest})
-        return None if found is None else Change(part, label, found)
-
-    return change
-
-
-def _precision(given: str, wider: str) -> Callable[[Variant], Change | None]:
-    def change(variant: Variant) -> Change | None:
-        if variant.recipe.engine.precision != given:
-            return None
-        found = engine(variant, precision=wider)
-        return None if found is None else Change(f"precision {given}", f"precision {wider}", found)
+        return Change.of(part, label, engine(variant, **{name: simplest}))
 
     return change
 
@@ -284,29 +273,28 @@ def _no_workers(variant: Variant) -> Change | None:
     workers = variant.recipe.data.loader.workers
     if not workers:
         return None
-    found = changed(variant, lambda data: data["data"]["loader"].update(workers=0))
     part = f"loader workers (data.loader.workers: {workers})"
-    return None if found is None else Change(part, "no loader workers", found)
+    return Change.of(part, "no loader workers", changed(variant, lambda d: d["data"]["loader"].update(workers=0)))
+
+
+def _on_gpus(variant: Variant) -> bool:
+    return variant.recipe.engine.device != "cpu" and bool(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _cpu(variant: Variant) -> Change | None:
-    if variant.recipe.engine.device == "cpu" or not list(Path("/dev").glob("nvidia[0-9]*")):
+    if not _on_gpus(variant):
         return None
-    found = engine(variant, device="cpu", backend="auto")
-    return None if found is None else Change("the GPU (engine.device)", "on the CPU", found)
+    return Change.of("the GPU (engine.device)", "on the CPU", engine(variant, device="cpu", backend="auto"))
 
 
 def _gloo(variant: Variant) -> Change | None:
-    on_gpu = variant.recipe.engine.device != "cpu" and bool(list(Path("/dev").glob("nvidia[0-9]*")))
-    if variant.ranks == 1 or not on_gpu or variant.recipe.engine.backend == "gloo":
+    if variant.ranks == 1 or not _on_gpus(variant) or variant.recipe.engine.backend == "gloo":
         return None
-    found = engine(variant, backend="gloo")
-    return None if found is None else Change("NCCL (engine.backend)", "gloo between ranks", found)
+    return Change.of("NCCL (engine.backend)", "gloo between ranks", engine(variant, backend="gloo"))
 
 
 def _one_window(variant: Variant) -> Change | None:
-    given = variant.recipe.engine.fixed_micro_batch_size or max(variant.recipe.data.batch_sizes) // variant.ranks
+    given = micro_batch_size(variant)
     if given == 1:
         return None
-    found = engine(variant, micro_batch_size=1)
-    return None if found is None else Change(f"a micro-batch of {given} windows", "one window at a time", found)
+    return Change.of(f"a micro-batch of {given} windows", "one window at a time", engine(variant, micro_batch_size=1))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_args
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ups.errors import DataError
-from ups.spec.task import Role, TaskSpec
+from ups.spec.task import TaskSpec
 
+# What counts where statistics are read from a file: a number that is finite, and neither true nor text.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Numbers = tuple[Number, ...]
+Count = Annotated[int, Field(strict=True, ge=0)]
+RoleName = Annotated[str, Field(pattern="^(state|static|target)$")]
 # For each channel and descriptor: smallest and largest value of the train split, and the limits of what is usual.
-Ranges = tuple[tuple[tuple[float, float, float, float], ...], ...]
+Ranges = tuple[tuple[tuple[Number, Number, Number, Number], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +34,21 @@ class Statistics:
     data_identity: `Reader.identity()` of the data that was measured; num_frames: frames that went in.
     """
 
-    state_mean: tuple[float, ...] = ()
-    state_std: tuple[float, ...] = ()
-    difference_mean: tuple[float, ...] = ()
-    difference_std: tuple[float, ...] = ()
-    static_mean: tuple[float, ...] = ()
-    static_std: tuple[float, ...] = ()
-    target_mean: tuple[float, ...] = ()
-    target_std: tuple[float, ...] = ()
-    parameter_mean: tuple[float, ...] = ()
-    parameter_std: tuple[float, ...] = ()
-    smooth_from: tuple[tuple[int, ...], ...] = ()
-    size_spread: float = 0.0
-    ranges: Mapping[str, Ranges] = field(default_factory=dict)
+    state_mean: Numbers = ()
+    state_std: Numbers = ()
+    difference_mean: Numbers = ()
+    difference_std: Numbers = ()
+    static_mean: Numbers = ()
+    static_std: Numbers = ()
+    target_mean: Numbers = ()
+    target_std: Numbers = ()
+    parameter_mean: Numbers = ()
+    parameter_std: Numbers = ()
+    smooth_from: tuple[tuple[Count, ...], ...] = ()
+    size_spread: Number = 0.0
+    ranges: Mapping[RoleName, Ranges] = field(default_factory=dict)
     data_identity: str = ""
-    num_frames: int = 0
+    num_frames: Count = 0
 
     def waves_fit(self, task: TaskSpec) -> bool:
         """Whether `smooth_from` has the channels and axes of a task."""
@@ -67,54 +73,19 @@ class Statistics:
         # Bundles and runs from before these were measured have none.
         if not isinstance(data, Mapping) or set(data) | {"smooth_from", "size_spread", "ranges"} != names:
             raise DataError("statistics are malformed: not the expected JSON object")
-        values = dict(data)
-        values["smooth_from"] = _points(values.get("smooth_from", ()))
-        (values["size_spread"],) = _numbers("size_spread", [values.get("size_spread", 0.0)])
-        values["ranges"] = _ranges(values.get("ranges", {}))
-        for name, value in values.items():
-            if name.endswith(("_mean", "_std")):
-                values[name] = _numbers(name, value)
+        try:
+            found = _READER.validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise DataError(f"statistics are malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         for name in ("state", "difference", "static", "target", "parameter"):
-            if len(values[f"{name}_mean"]) != len(values[f"{name}_std"]) or any(s < 0 for s in values[f"{name}_std"]):
+            mean, std = getattr(found, f"{name}_mean"), getattr(found, f"{name}_std")
+            if len(mean) != len(std) or any(s < 0 for s in std):
                 raise DataError(f"statistics are malformed: '{name}' needs one deviation of 0 or more for each mean")
-        if not isinstance(values["data_identity"], str) or type(values["num_frames"]) is not int:
-            raise DataError("statistics are malformed: 'data_identity' must be a text and 'num_frames' a number")
-        return cls(**values)
+        return found
 
 
-def _numbers(name: str, value: object) -> tuple[float, ...]:
-    wrong = DataError(f"statistics are malformed: '{name}' must be a list of finite numbers")
-    if not isinstance(value, list | tuple) or any(type(v) not in (int, float) for v in value):
-        raise wrong
-    try:
-        numbers = tuple(float(v) for v in value)
-    except OverflowError as error:
-        raise wrong from error
-    if not all(math.isfinite(v) for v in numbers):
-        raise wrong
-    return numbers
-
-
-def _points(value: object) -> tuple[tuple[int, ...], ...]:
-    found = []
-    for row in value if isinstance(value, list | tuple) else [None]:
-        if not isinstance(row, list | tuple) or any(type(n) is not int or n < 0 for n in row):
-            raise DataError("statistics are malformed: 'smooth_from' must be lists of numbers of points")
-        found.append(tuple(row))
-    return tuple(found)
-
-
-def _ranges(value: object) -> dict[str, Ranges]:
-    wrong = DataError("statistics are malformed: 'ranges' must be four numbers of each descriptor, by role and channel")
-    if not isinstance(value, Mapping) or not all(role in get_args(Role) for role in value):
-        raise wrong
-    try:
-        rows = {role: tuple(tuple(_numbers("ranges", r) for r in channel) for channel in value[role]) for role in value}
-    except TypeError as error:
-        raise wrong from error
-    if not all(len(row) == 4 for channels in rows.values() for channel in channels for row in channel):
-        raise wrong
-    return rows  # type: ignore[return-value]
+_READER = TypeAdapter(Statistics)
 
 
 def safe(std: tuple[float, ...]) -> tuple[float, ...]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ups.config.recipe import RecipeError, resolve
+from ups.config.explain import RecipeError
+from ups.config.recipe import resolve
 from ups.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,26 +31,29 @@ from ups.run.preflight import CheckFailed, Report
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
-ASSIGNMENT_NAME = "assignment.json"
 STATISTICS_NAME = "statistics.json"
-SECONDS_VARIABLE = "UPS_PROBE_SECONDS"
 # Of a collective: a check that hangs must end before a person gives up.
 TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What is examined. `run_dir` is where the run would live; `work_dir` belongs to this examination alone."""
+    """What is examined. `run_dir` is where the run would live; `work_dir` belongs to this examination alone.
+
+    stack: what is closed when the process has done all its checks. shared: what a check leaves for those after it.
+    """
 
     work_dir: Path
     run_dir: Path
     ranks: int
     recipe: Recipe | None
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    shared: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, work_dir: Path) -> Assignment:
         """What the doctor wrote for its checks."""
-        document = json.loads((work_dir / ASSIGNMENT_NAME).read_text())
+        document = json.loads((work_dir / "assignment.json").read_text())
         recipe = None
         if document.get("recipe"):
             from ups.config.recipe import resolve
@@ -71,7 +74,7 @@ def start(arguments: list[str]) -> tuple[str, Assignment]:
     """Begin a program: stacks on fatal signals and shortly before its deadline. Returns its name and assignment."""
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    seconds = float(os.environ.get(SECONDS_VARIABLE) or 0)
+    seconds = float(os.environ.get("UPS_PROBE_SECONDS") or 0)
     if seconds > 0:
         faulthandler.dump_traceback_later(max(1.0, seconds - 5.0), exit=False)
     if len(arguments) != 2:
@@ -98,8 +101,7 @@ def begin_check(name: str) -> Iterator[Report]:
         traceback.print_exc()
         # What a check refuses it has compared over all ranks: no single one of them is the cause.
         blamed = None if isinstance(error, CheckFailed) else rank
-        found = {"facts": report.facts, **_described(error)}
-        _print({"rung": name, "ok": False, "rank": blamed, "time_ns": time.monotonic_ns(), **found})
+        say_failed(report, blamed, time.monotonic_ns(), **_described(error))
         sys.stderr.flush()
         os._exit(1)
     if rank == 0:
@@ -108,15 +110,18 @@ def begin_check(name: str) -> Iterator[Report]:
         _print({"rung": name, "ok": True, "time_ns": time.monotonic_ns(), **found})
 
 
+def say_failed(report: Report, rank: int | None, time_ns: int, **found: Any) -> None:
+    """The verdict of a check that failed; rank: None for what is compared over all ranks."""
+    _print({"rung": report.name, "ok": False, "rank": rank, "time_ns": time_ns, "facts": report.facts, **found})
+
+
 def _described(error: Exception) -> dict[str, Any]:
+    found = {"cause": cause_of_error(error), "cascade": is_cascade(error)}
     if isinstance(error, UpsError):
-        means = error.means if isinstance(error, CheckFailed) else ""
-        known = {"says": error.message, "means": means, "try": error.hint, "cause": cause_of_error(error)}
-        return {**known, "cascade": is_cascade(error)}
+        return {"says": error.message, "means": getattr(error, "means", ""), "try": error.hint, **found}
     frame = location_of_error(error)
     place = f" at {frame.short()}" if frame else ""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{place}"
-    return {"says": text, "cause": cause_of_error(error), "cascade": is_cascade(error)}
+    return {"says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{place}", **found}
 
 
 def _print(document: dict[str, Any]) -> None:

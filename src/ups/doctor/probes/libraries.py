@@ -1,4 +1,4 @@
-"""Checks `libraries` and `accelerator`: what a run imports, libraries that are loaded twice, and devices.
+"""Checks `machine`, `libraries` and `accelerator`: limits, what a run imports, double libraries, and devices.
 
 Two builds of one C library in a process are the usual reason for a segmentation fault without a traceback. The checks
 of CUDA have not yet run on a GPU: see docs/first-gpu-run.md.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.doctor.probes.check import Assignment
-from ups.run.preflight import CheckFailed, Report
+from ups.run.preflight import CheckFailed, Report, examine_machine
 
 # In the order of a rank: torch first, because its libraries are the ones that others collide with.
 IMPORTS = ("numpy", "torch", "torch.distributed", "h5py", "zarr", "safetensors.torch", "xarray")
@@ -27,7 +27,12 @@ HARMFUL = ("libgomp", "libiomp5", "libopenblas")
 _NAME = re.compile(r"(lib[A-Za-z0-9_+]+?)(?:-[0-9a-f]{6,})?(?:[-.][0-9][0-9.]*)?\.so(?:[.0-9]*)$")
 
 
-def check_libraries(report: Report) -> None:
+def check_this_machine(assignment: Assignment, report: Report) -> None:
+    """What every run needs of this machine, whatever is installed."""
+    examine_machine(assignment.recipe, assignment.ranks, assignment.run_dir, report)
+
+
+def check_libraries(assignment: Assignment, report: Report) -> None:
     """Import everything, then read the map of this process."""
     versions = {}
     for name in IMPORTS:

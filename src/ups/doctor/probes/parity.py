@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -22,7 +22,9 @@ from ups.doctor.probes.check import Assignment, counted
 from ups.doctor.probes.parts import (
     Capture,
     check_equal,
+    exact,
     move_weights,
+    open_run_data,
     read_alone,
     read_facts,
     run_steps,
@@ -39,7 +41,16 @@ _SHOWN = 6
 _SCORE_TOLERANCE = 1e-6
 
 
-def check_parity(
+def check_parity(assignment: Assignment, report: Report) -> None:
+    """Two steps of every stage against those of one rank. Collective: all ranks."""
+    recipe = exact(assignment.run, assignment.ranks)
+    runtime = assignment.shared["runtime"] = assignment.stack.enter_context(Runtime.start(recipe.engine))
+    opened = assignment.shared["opened"] = assignment.stack.enter_context(open_run_data(assignment))
+    stages = range(len(recipe.stages))
+    assignment.shared["trained"] = [train_alike(assignment, recipe, opened, runtime, i, report) for i in stages]
+
+
+def train_alike(
     assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report
 ) -> nn.Module:
     """Two steps of one stage against those of one rank; returns the trained module. Collective: all ranks."""
@@ -48,7 +59,7 @@ def check_parity(
 
     def after_first(found: dict[str, Tensor]) -> None:
         # Between two steps all ranks are here, so they may compare; a rank that differs would stop the next step.
-        check_same_gradients(found, runtime)
+        refuse_differences(found, runtime, "ranks hold different gradients after the reduction", **_INDEPENDENT)
         counts = {
             "ranks": runtime.world_size,
             "micro-batches of a rank in a step": parts.loader.batches_in_step(0),
@@ -97,38 +108,36 @@ def check_same_start(found: dict[str, Tensor], weights: dict[str, Tensor], where
         )
 
 
-def check_same_gradients(found: dict[str, Tensor], runtime: Runtime) -> None:
-    """After the reduction, every rank holds the same gradient. Collective: all ranks."""
-    different = names_that_differ({name: digest(tensor) for name, tensor in found.items()}, runtime)
-    if different:
-        raise CheckFailed(
-            f"ranks hold different gradients after the reduction: {', '.join(different[:_SHOWN])} "
-            f"({len(different)} of {len(found)})",
-            means=f"{runtime.world_size} independent models are trained, of which one is kept",
-            hint="call the module that the strategy wraps (strategy.module), never the stage itself",
-        )
+_INDEPENDENT = {
+    "means": "every rank trains a model of its own, of which one is kept",
+    "hint": "call the module that the strategy wraps (strategy.module), never the stage itself",
+}
 
 
-def check_equal_on_all_ranks(module: nn.Module, runtime: Runtime, report: Report) -> None:
-    """Parameters (where they are whole) and buffers after two steps. Collective: all ranks."""
-    tensors = {n: p for n, p in module.named_parameters() if not isinstance(p, DTensor)}
-    different = names_that_differ({name: digest(p) for name, p in tensors.items()}, runtime)
+def refuse_differences(tensors: Mapping[str, Tensor], runtime: Runtime, what: str, *, means: str, hint: str) -> None:
+    """Refuse tensors that are not the same bits on all ranks. Collective: all ranks."""
+    different = names_that_differ({name: digest(tensor) for name, tensor in tensors.items()}, runtime)
     if different:
-        raise CheckFailed(
-            f"after two steps ranks have different parameters: {', '.join(different[:_SHOWN])}",
-            means=f"{runtime.world_size} independent models are trained, of which one is kept",
-            hint="call the module that the strategy wraps (strategy.module), never the stage itself",
-        )
-    buffers = dict(module.named_buffers())
-    different = names_that_differ({name: digest(b) for name, b in buffers.items()}, runtime)
-    if different:
-        raise CheckFailed(
-            f"after two steps ranks have different buffers: {', '.join(different[:_SHOWN])}",
+        names = f"{', '.join(different[:_SHOWN])} ({len(different)} of {len(tensors)})"
+        raise CheckFailed(f"{what}: {names}", means=means, hint=hint)
+
+
+def check_equal_on_all_ranks(assignment: Assignment, report: Report) -> None:
+    """Parameters (where they are whole) and buffers of each stage after two steps. Collective: all ranks."""
+    runtime: Runtime = assignment.shared["runtime"]
+    for module in assignment.shared["trained"]:
+        tensors = {n: p for n, p in module.named_parameters() if not isinstance(p, DTensor)}
+        refuse_differences(tensors, runtime, "after two steps ranks have different parameters", **_INDEPENDENT)
+        buffers = dict(module.named_buffers())
+        refuse_differences(
+            buffers,
+            runtime,
+            "after two steps ranks have different buffers",
             means="running statistics (BatchNorm) are of each rank's own samples: the saved model is rank 0's alone",
             hint="use a norm without running statistics (LayerNorm, GroupNorm, RMSNorm), or SyncBatchNorm",
         )
-    report.facts |= {"parameters": len(tensors), "buffers": len(buffers)}
-    report.says = f"{len(tensors)} parameters and {len(buffers)} buffers are the same bits on all ranks"
+        report.facts |= {"parameters": len(tensors), "buffers": len(buffers)}
+        report.says = f"{len(tensors)} parameters and {len(buffers)} buffers are the same bits on all ranks"
 
 
 def digest(tensor: Tensor) -> str:
@@ -143,10 +152,10 @@ def names_that_differ(digests: dict[str, str], runtime: Runtime) -> list[str]:
     return [name for name in names if len({one.get(name) for one in everyone}) > 1]
 
 
-def check_evaluation(
-    assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, report: Report
-) -> None:
+def check_evaluation(assignment: Assignment, report: Report) -> None:
     """Every trajectory counts once, and scores are those of one rank. Collective: all ranks."""
+    recipe, opened = exact(assignment.run, assignment.ranks), assignment.shared["opened"]
+    runtime: Runtime = assignment.shared["runtime"]
     limit, few = (one.evaluate.max_trajectories for one in (assignment.run, recipe))
     total = compared = 0
     for reader in opened.readers:

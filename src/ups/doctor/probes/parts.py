@@ -99,13 +99,13 @@ def move_weights(stage: Stage) -> None:
 
 
 class StopAfter(Hook):
-    """A hook that leaves after so many steps."""
+    """A hook that leaves after so many steps, or at the end of the stage."""
 
     def __init__(self, steps: int) -> None:
-        self._steps = steps
+        self.last = steps
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
-        if engine.progress.stage_step >= self._steps:
+        if engine.progress.stage_step >= self.last:
             raise Enough
 
     def at_end(self, engine: Engine) -> None:
@@ -130,10 +130,11 @@ _TENSORS = "alone_{}.safetensors"
 _FACTS = "alone.json"
 
 
-class Capture(Hook):
+class Capture(StopAfter):
     """A hook that keeps the reduced gradient of the first step and the learning rates, and stops after two steps."""
 
     def __init__(self, after_first: Callable[[dict[str, Tensor]], None] | None = None) -> None:
+        super().__init__(NUM_STEPS)
         self.gradients: dict[str, Tensor] = {}
         self.rates: list[list[float]] = []
         self._after_first = after_first
@@ -144,11 +145,7 @@ class Capture(Hook):
             self.gradients = {n: whole(p.grad) for n, p in engine.parameters.items() if p.grad is not None}
             if self._after_first is not None:
                 self._after_first(self.gradients)
-        if len(self.rates) >= NUM_STEPS:
-            raise Enough
-
-    def at_end(self, engine: Engine) -> None:
-        raise Enough
+        super().after_step(engine, agreed)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -196,24 +193,18 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return found
 
 
-_NO_SCORES = ("step", "stage", "time")
-
-
-class _Keep:
-    def __init__(self) -> None:
-        self.row: dict[str, Any] = {}
-
-    def log(self, row: Mapping[str, object]) -> None:
-        self.row = dict(row)
-
-
 def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:
     """Scores of the present weights by the hook that training uses. Collective: all ranks."""
-    sink = _Keep()
     members = recipe.stages[parts.engine.progress.stage_index].num_members
     validate = build_validation(recipe.evaluate, opened.readers, parts.stepper, members)
-    EvaluateHook(validate, None, sink).at_end(parts.engine)
-    return {name: float(value) for name, value in sink.row.items() if name not in _NO_SCORES}
+    scores: dict[str, float] = {}
+
+    def keep(engine: Engine) -> Mapping[str, float]:
+        scores.update({name: float(value) for name, value in validate(engine).items()})
+        return scores
+
+    EvaluateHook(keep, None, None).at_end(parts.engine)
+    return scores
 
 
 def scored_trajectories(reader: Reader, place: RankInfo, context_frames: int, limit: int) -> Sequence[int]:

@@ -6,7 +6,6 @@ task has its own order, and random draws belong to windows, not to ranks.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
@@ -36,17 +35,13 @@ LARGE_BYTES = 64 << 20
 SLOW_SECONDS = 10.0
 
 
-def start_group(assignment: Assignment, stack: contextlib.ExitStack, report: Report) -> Runtime:
-    """Start the runtime of a rank, which ends with `stack`, and check its group. Collective: all ranks."""
+def check_group(assignment: Assignment, report: Report) -> None:
+    """As many ranks as asked for, each with a number of its own. Collective: all ranks."""
     config = assignment.recipe.engine if assignment.recipe else EngineConfig()
     started = time.monotonic()
-    runtime = stack.enter_context(Runtime.start(config.model_copy(update={"timeout_seconds": TIMEOUT_SECONDS})))
-    check_group(assignment, runtime, time.monotonic() - started, report)
-    return runtime
-
-
-def check_group(assignment: Assignment, runtime: Runtime, seconds: float, report: Report) -> None:
-    """As many ranks as asked for, each with a number of its own. Collective: all ranks."""
+    config = config.model_copy(update={"timeout_seconds": TIMEOUT_SECONDS})
+    runtime = assignment.shared["runtime"] = assignment.stack.enter_context(Runtime.start(config))
+    seconds = time.monotonic() - started
     if runtime.control_group is None:
         report.says = "one rank: no process group is needed"
         return
@@ -60,8 +55,9 @@ def check_group(assignment: Assignment, runtime: Runtime, seconds: float, report
     report.says = f"{len(seen)} ranks found each other and joined with {backend}, strategy {runtime.strategy}"
 
 
-def check_collective(runtime: Runtime, report: Report) -> None:
+def check_collective(assignment: Assignment, report: Report) -> None:
     """A small and a large sum, checked for value and speed. Collective: all ranks."""
+    runtime: Runtime = assignment.shared["runtime"]
     if runtime.control_group is None:
         report.says = "one rank: nothing to reduce"
         return
@@ -223,41 +219,14 @@ def check_order(sampler: Sampler, names: Sequence[str], sizes: Sequence[int]) ->
 
 # A draw is read as one of so many numbers: about ten of its bits.
 POINTS = 1009
-_MAX_STEPS = 20_000
-
-
-def windows_at(sampler: Sampler, task: int, size: int, place: int, count: int) -> list[int]:
-    """Window numbers at places place..place+count-1 of a task's stream, found through blocks as a rank gets them.
-
-    Shorter than asked if the task is so rare that they are not found within many steps.
-    """
-    low, high = 0, 1
-    while sampler.num_passes(high)[task] * size <= place:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if sampler.num_passes(middle)[task] * size <= place else (low, middle)
-    found: dict[int, int] = {}
-    first = max(0, low - 1)  # counts of passes are rounded
-    for step in range(first, first + _MAX_STEPS):
-        for slot in range(sampler.blocks_per_step):
-            owner, start = sampler.locate(step, slot)
-            if owner == task:
-                numbers = sampler.block(step, slot).numbers
-                inside = range(max(place, start), min(place + count, start + len(numbers)))
-                found |= {p: int(numbers[p - start]) for p in inside}
-        if len(found) == count:
-            break
-    return [found[p] for p in sorted(found)]
 
 
 def same_in_every_pass(sampler: Sampler, task: int, size: int, passes: int = 3, count: int = 64) -> bool:
     """Whether the first windows of several passes come in the same order; never for so few that chance could do it."""
     count = min(count, size)
-    if count < 5:
-        return False
-    orders = [windows_at(sampler, task, size, number * size, count) for number in range(passes)]
-    return all(order == orders[0] for order in orders)
+    starts = [number * size for number in range(passes)]
+    orders = [sampler.windows(task, start, start + count).tolist() for start in starts]
+    return count >= 5 and all(order == orders[0] for order in orders)
 
 
 def draws(task: TaskSpec, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], step: int, seed: int) -> list[int]:

@@ -14,7 +14,6 @@ import faulthandler
 import json
 import math
 import os
-import sys
 import threading
 import time
 import zlib
@@ -31,8 +30,8 @@ from ups.distributed.agreement import Status
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
-from ups.doctor.probes.check import Assignment, counted
-from ups.doctor.probes.parts import Enough, open_run_data, quick, run_steps, stage_name
+from ups.doctor.probes.check import Assignment, counted, say_failed
+from ups.doctor.probes.parts import StopAfter, open_run_data, quick, run_steps, stage_name
 from ups.doctor.trials import NUMBERS_NAME, PLACE_NAME, SETTINGS_NAME
 from ups.record.blackbox import BlackBox, Phase
 from ups.run.assemble import Assembled, assemble
@@ -105,11 +104,11 @@ def steps_to_take(parts: Assembled, wanted: int) -> int:
     return max(wanted, _MOST_STEPS)
 
 
-class Steps:
+class Steps(StopAfter):
     """A hook that keeps the numbers of every step and refuses those that are not finite."""
 
     def __init__(self, place: Place, numbers: list[dict[str, Any]], stage_index: int) -> None:
-        self.last = 1
+        super().__init__(1)
         self._place, self._numbers, self._index = place, numbers, stage_index
         self._losses: list[float] = []
         self._windows: dict[str, Any] = {}
@@ -120,12 +119,6 @@ class Steps:
         self._parts = parts
         self._watch = Watch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
         looked_at(parts, self._windows, self._losses)
-
-    def before_step(self, engine: Engine) -> None:
-        """Nothing is done before a step."""
-
-    def after_checkpoint(self, engine: Engine) -> None:
-        """Nothing is saved."""
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
         norm, step = engine.gradient_norm, engine.progress.stage_step
@@ -141,11 +134,7 @@ class Steps:
         self._numbers.append({**row, "batch": self._windows.pop("crc", 0), "gradients": gradients})
         self._losses.clear()
         self._place.at(phase="step done", step=step, module="")
-        if step >= self.last:
-            raise Enough
-
-    def at_end(self, engine: Engine) -> None:
-        raise Enough
+        super().after_step(engine, agreed)
 
     def known(self, error: Exception, stage: str) -> dict[str, Any]:
         """What was seen of a failure: its module and windows, as far as they are known."""
@@ -171,19 +160,12 @@ def noticed_standstill(place: Place, seconds: float, report: Report) -> Iterator
         while not done.wait(0.5):
             if time.monotonic() - place.changed > seconds:
                 faulthandler.dump_traceback(all_threads=True)
-                at = {key: place.values[key] for key in ("phase", "module", "step", "stage")}
-                line = {
-                    "rung": report.name,
-                    "ok": False,
-                    "rank": int(os.environ.get("RANK") or 0),
-                    # Since when: who waits for it stood still later.
-                    "time_ns": int(place.changed * 1e9),
-                    "cause": "stalled",
-                    "says": f"stood still for {seconds:.0f} s in {at['phase']} of step {at['step'] + 1}",
-                    "facts": {"standing": at, "stage": at["stage"]},
-                }
-                sys.stdout.write(json.dumps(line) + "\n")
-                sys.stdout.flush()
+                at = dict(place.values)
+                report.facts |= {"standing": at, "stage": at["stage"]}
+                says = f"stood still for {seconds:.0f} s in {at['phase']} of step {at['step'] + 1}"
+                # Since when: who waits for it stood still later.
+                since_ns = int(place.changed * 1e9)
+                say_failed(report, RankEnvironment.read().rank, since_ns, says=says, cause="stalled")
                 os._exit(1)
 
     place.at()

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from ups.config.schema import Recipe
 from ups.distributed.agreement import from_all
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
+from ups.doctor.examine import scratch_dir
 from ups.doctor.probes.check import Assignment, counted
 from ups.doctor.probes.parity import digest
-from ups.doctor.probes.parts import StopAfter, open_run_data, run_steps, stage_name
+from ups.doctor.probes.parts import StopAfter, open_run_data, quick, run_steps, stage_name
 from ups.record.text import size_text
 from ups.run.assemble import assemble
 from ups.run.preflight import CheckFailed, Report, free_bytes, memory_limit_bytes
@@ -30,8 +30,10 @@ FULL = 0.95
 CLOSE = 0.8
 
 
-def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Report) -> tuple[int, int]:
-    """One step of each stage; returns this rank's largest (private, shared) memory. Collective: all ranks."""
+def check_wrap(assignment: Assignment, report: Report) -> None:
+    """One step of each stage, and the largest (private, shared) memory of this rank. Collective: all ranks."""
+    recipe = quick(assignment.run)
+    runtime = assignment.shared["runtime"] = assignment.stack.enter_context(Runtime.start(recipe.engine))
     largest = (0, 0)
     with open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):
@@ -49,12 +51,13 @@ def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report:
     report.says = (
         f"{counted(runtime.world_size, 'rank')} ({runtime.strategy}, {recipe.engine.precision}) trained a real step"
     )
-    return largest
+    assignment.shared["memory"] = largest
 
 
-def check_memory(runtime: Runtime, mine: tuple[int, int], report: Report) -> None:
+def check_memory(assignment: Assignment, report: Report) -> None:
     """What the ranks of this host need together against what they may have. Collective: all ranks."""
-    everyone = from_all(mine, runtime.control_group)
+    runtime: Runtime = assignment.shared["runtime"]
+    everyone = from_all(assignment.shared["memory"], runtime.control_group)
     # Libraries are mapped by all ranks and are in memory once.
     needed = sum(private for private, _ in everyone) + max(shared for _, shared in everyone)
     judge_memory(needed, memory_limit_bytes(), len(everyone), report)
@@ -101,9 +104,11 @@ def _status(pid: str) -> dict[str, int]:
 GRACE_SECONDS = 30.0
 
 
-def check_checkpoint(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Report) -> None:
+def check_checkpoint(assignment: Assignment, report: Report) -> None:
     """The state of the largest stage there and back. Collective: all ranks."""
-    folder = assignment.run_dir / f".doctor-{assignment.work_dir.name}"
+    recipe = quick(assignment.run)
+    runtime: Runtime = assignment.shared["runtime"]
+    folder = scratch_dir(assignment.run_dir, assignment.work_dir)
     # The last stage: what it holds is what the run ends with.
     last = Progress(stage_index=len(recipe.stages) - 1)
     with open_run_data(assignment) as opened, assemble(recipe, opened, runtime, last) as parts:

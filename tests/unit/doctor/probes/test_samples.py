@@ -8,7 +8,7 @@ from ups.config.schema import Recipe
 from ups.data.sampler import Sampler
 from ups.doctor.probes.data import workers_to_try
 from ups.doctor.probes.parity import check_once, check_scores, same_rates
-from ups.doctor.probes.ranks import check_batch, check_draws, draws, same_in_every_pass, windows_at
+from ups.doctor.probes.ranks import check_batch, check_draws, draws, same_in_every_pass
 from ups.run.preflight import CheckFailed
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
@@ -65,12 +65,10 @@ def test_draws_are_read_as_training_draws_them(task: TaskSpec) -> None:
     assert whole != draws(task, np.arange(40), step=4, seed=1)
 
 
-def test_windows_are_found_at_any_place_of_a_stream() -> None:
+def test_every_pass_has_an_order_of_its_own() -> None:
     sampler = Sampler(["a", "b"], [1000, 37], seed=5, batch_sizes=[8, 8], blocks_per_step=2, shares=[3.0, 1.0])
     for task, size in ((0, 1000), (1, 37)):
-        one_pass = windows_at(sampler, task, size, 2 * size, size)
-        assert sorted(one_pass) == list(range(size))
-        assert windows_at(sampler, task, size, 2 * size + 5, 6) == one_pass[5:11]
+        assert sorted(sampler.windows(task, 2 * size, 3 * size)) == list(range(size))
         assert not same_in_every_pass(sampler, task, size)
 
 
