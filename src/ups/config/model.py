@@ -10,6 +10,7 @@ from pydantic import model_validator
 from ups.config.setting import REQUIRED, PartSection, former_name, setting
 from ups.registry import MODELS
 
+_CONSERVE = "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
 logger = logging.getLogger(__name__)
 
 # The default of versions before `multiscale` became it: what a stored recipe or bundle without `type` means.
@@ -136,9 +137,7 @@ class LatentOperatorConfig(ModelConfig):
         ge=1,
         le=16384,
     )
-    conserve: bool = setting(
-        True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
-    )
+    conserve: bool = setting(True, _CONSERVE)
 
     @property
     def grid_divisor(self) -> int:
@@ -199,9 +198,7 @@ class MultiscaleConfig(ModelConfig):
         ge=0,
         le=1024,
     )
-    conserve: bool = setting(
-        True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
-    )
+    conserve: bool = setting(True, _CONSERVE)
 
     @property
     def has_linear_part(self) -> bool:

@@ -13,6 +13,10 @@ from ups.registry import LOSSES, OPTIMIZERS, SCHEDULES, STAGES
 
 _AUGMENT = "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
 _BALANCE = "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike"
+_UPDATE_RULE = "Update rule; muon is for the matrices of a network, with adamw for everything else."
+_MATRIX_RATE = "Peak learning rate of the matrices when type is 'muon'; the schedule is the same."
+_CLIP_NORM = "Largest global gradient norm; 0 turns this limit off."
+_CLIP_RATIO = "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off."
 _WEIGHT_DECAY = (
     "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes."
 )
@@ -21,13 +25,9 @@ _WEIGHT_DECAY = (
 class OptimConfig(Section):
     """Optimizer and schedule of one stage."""
 
-    type: Annotated[str, PartName(OPTIMIZERS)] = setting(
-        "adamw", "Update rule; muon is for the matrices of a network, with adamw for everything else."
-    )
+    type: Annotated[str, PartName(OPTIMIZERS)] = setting("adamw", _UPDATE_RULE)
     learning_rate: float = setting(1e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
-    matrix_learning_rate: float = setting(
-        5e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
-    )
+    matrix_learning_rate: float = setting(5e-3, _MATRIX_RATE, gt=0, le=10)
     schedule: Annotated[str, PartName(SCHEDULES)] = setting(
         "cosine", "How the learning rate falls from the peak to final_fraction of it, after warm-up."
     )
@@ -36,13 +36,8 @@ class OptimConfig(Section):
     weight_decay: float = setting(1e-5, _WEIGHT_DECAY, ge=0, le=1)
     beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
     beta2: float = setting(0.99, "Memory of the mean square of the gradient.", ge=0, lt=1)
-    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
-    clip_ratio: float = setting(
-        0.0,
-        "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off.",
-        ge=0,
-        le=1000,
-    )
+    clip_norm: float = setting(1.0, _CLIP_NORM, ge=0)
+    clip_ratio: float = setting(0.0, _CLIP_RATIO, ge=0, le=1000)
 
     @model_validator(mode="after")
     def _ratio_leaves_usual_norms(self) -> Self:
@@ -214,7 +209,7 @@ class LinearOptimConfig(OptimConfig):
     final_fraction: float = setting(0.0, "Last learning rate relative to the peak.", ge=0, le=1)
     weight_decay: float = setting(0.0, _WEIGHT_DECAY, ge=0, le=1)
     beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
-    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
+    clip_norm: float = setting(0.0, _CLIP_NORM, ge=0)
 
 
 class LinearStageConfig(StageConfig):
@@ -335,21 +330,12 @@ _ENSEMBLE_RATES = {"learning_rate": 1.5e-4, "matrix_learning_rate": 3.75e-4}
 class CorrectorOptimConfig(OptimConfig):
     """Optimizer and schedule of a stage that trains on from what has been learned."""
 
-    type: Annotated[str, PartName(OPTIMIZERS)] = setting(
-        "muon", "Update rule; muon is for the matrices of a network, with adamw for everything else."
-    )
+    type: Annotated[str, PartName(OPTIMIZERS)] = setting("muon", _UPDATE_RULE)
     learning_rate: float = setting(5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)
-    matrix_learning_rate: float = setting(
-        1.25e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
-    )
+    matrix_learning_rate: float = setting(1.25e-3, _MATRIX_RATE, gt=0, le=10)
     weight_decay: float = setting(0.0, _WEIGHT_DECAY, ge=0, le=1)
-    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
-    clip_ratio: float = setting(
-        3.0,
-        "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off.",
-        ge=0,
-        le=1000,
-    )
+    clip_norm: float = setting(0.0, _CLIP_NORM, ge=0)
+    clip_ratio: float = setting(3.0, _CLIP_RATIO, ge=0, le=1000)
 
 
 class CorrectorStageConfig(StageConfig):

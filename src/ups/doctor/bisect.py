@@ -243,8 +243,8 @@ def _standing(outcome: Outcome) -> dict[str, Any] | None:
     stalled = outcome.cause == "stalled"
     behind = _behind(outcome.places) if stalled else None
     if behind is not None:
-        place = outcome.places[behind]
-        return {"pass": place["phase"], "module": place["module"], "rank": behind}
+        late = outcome.places[behind]
+        return {"pass": late["phase"], "module": late["module"], "rank": behind}
     place: dict[str, Any] | None = outcome.facts.get("standing")
     if place is None and outcome.failed is not None and (outcome.failed.at or stalled):
         # Ended by a signal or at its deadline: what it wrote on its way is all that is left.

@@ -22,9 +22,9 @@ from pydantic import ValidationError
 
 from ups.config.recipe import dump_recipe, plain_data
 from ups.config.schema import Recipe
-from ups.doctor.checks import CHECK_PROGRAMS, Check, CheckProgram
+from ups.doctor.checks import CHECK_PROGRAMS, OPENED, REHEARSAL, CheckProgram
 from ups.doctor.examine import Examination, Verdict, run_checks, write_assignment
-from ups.errors import DataError, UpsError
+from ups.errors import UpsError
 
 SETTINGS_NAME = "rehearsal.json"
 NUMBERS_NAME = "numbers.json"
@@ -35,11 +35,9 @@ TRIAL_SECONDS = 600.0
 
 Kind = Literal["opened", "rehearsal", "parity"]
 
-_OPENED = Check("opened", "the data cannot be opened or measured", "look at it with `ups data validate`", DataError)
-_REHEARSAL = Check("rehearsal", "the first steps of the run fail", "ups doctor RECIPE --bisect")
 PROGRAMS: dict[Kind, tuple[CheckProgram, ...]] = {
-    "opened": (CheckProgram("opened", (_OPENED,)),),
-    "rehearsal": (CheckProgram("rehearse", (_REHEARSAL,), ranks=True),),
+    "opened": (OPENED,),
+    "rehearsal": (REHEARSAL,),
     "parity": tuple(program for program in CHECK_PROGRAMS if program.module in ("model", "parity")),
 }
 # What a kind of trial proves, in words for the table.

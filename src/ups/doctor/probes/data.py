@@ -19,7 +19,6 @@ from ups.data.normalize import ensure_statistics
 from ups.data.open import open_task
 from ups.doctor.probes.check import STATISTICS_NAME, Assignment, counted
 from ups.doctor.probes.parts import open_run_data
-from ups.formats.base import Reader
 from ups.record.text import size_text
 from ups.run.assemble import OpenData, bare_stage, stage_loader
 from ups.run.preflight import CheckFailed, Report, check_fit, check_windows, memory_available_bytes
@@ -39,30 +38,19 @@ def check_data(assignment: Assignment, report: Report) -> None:
                 check_windows(reader, split, trajectory)
         if reader.splits.get("valid", 0) < 1:
             report.warnings.append(f"task '{config.name}' has no valid split: nothing is scored during training")
-        found = ensure_statistics(reader, config.path)
-        check_statistics(reader, found.to_json())
-        statistics[config.name] = found.to_json()
+        measured = ensure_statistics(reader, config.path).to_json()
+        predicted = reader.task.predicted
+        if not any(s > 0 for s in measured[f"{predicted}_std"]):
+            raise CheckFailed(
+                f"every {predicted} channel of task '{config.name}' is constant: there is nothing to learn"
+            )
+        statistics[config.name] = measured
         grid = "x".join(map(str, reader.space))
         texts.append(f"{config.name} ({reader.splits['train']} trajectories, {grid} points)")
         reader.close()
     (assignment.work_dir / STATISTICS_NAME).write_text(json.dumps(statistics))
     report.facts["tasks"] = texts
     report.says = f"{counted(len(texts), 'task')} opened and read: {', '.join(texts)}"
-
-
-def check_statistics(reader: Reader, statistics: dict[str, Any]) -> None:
-    """The statistics are of this data, and some channel that is predicted varies."""
-    task = reader.task
-    if statistics["data_identity"] != reader.identity():
-        raise CheckFailed(
-            f"the statistics of task '{task.name}' are of other data",
-            means="fields would be normalized with numbers that do not fit them",
-            hint="delete the statistics file next to the data; it is computed again",
-        )
-    if not any(s > 0 for s in statistics[f"{task.predicted}_std"]):
-        raise CheckFailed(
-            f"every {task.predicted} channel of task '{task.name}' is constant: there is nothing to learn"
-        )
 
 
 NUM_BATCHES = 12

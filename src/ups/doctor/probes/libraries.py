@@ -27,7 +27,7 @@ HARMFUL = ("libgomp", "libiomp5", "libopenblas")
 _NAME = re.compile(r"(lib[A-Za-z0-9_+]+?)(?:-[0-9a-f]{6,})?(?:[-.][0-9][0-9.]*)?\.so(?:[.0-9]*)$")
 
 
-def check_this_machine(assignment: Assignment, report: Report) -> None:
+def check_machine(assignment: Assignment, report: Report) -> None:
     """What every run needs of this machine, whatever is installed."""
     examine_machine(assignment.recipe, assignment.ranks, assignment.run_dir, report)
 

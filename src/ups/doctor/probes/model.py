@@ -17,7 +17,7 @@ from ups.distributed.strategies import autocast, weight_dtype
 from ups.doctor.probes.check import Assignment, counted
 from ups.doctor.probes.parts import (
     Capture,
-    check_equal,
+    compare_gradients,
     exact,
     keep_alone,
     keep_facts,
@@ -118,7 +118,7 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
     report.says = f"all {len(trained)} trained tensors get a finite gradient from every task"
 
 
-def train_alone(assignment: Assignment, report: Report) -> None:
+def check_alone(assignment: Assignment, report: Report) -> None:
     """Two steps of each stage on one rank in float64, kept for the comparison with many ranks."""
     recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch_size=None)
     facts: dict[str, object] = {}
@@ -134,7 +134,9 @@ def train_alone(assignment: Assignment, report: Report) -> None:
                     facts["scores"] = validation_scores(recipe, opened, parts)
                 run_steps(parts)
             counts = {"blocks in a step": recipe.data_of(index).blocks_per_step}
-            check_equal(capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts)
+            compare_gradients(
+                capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts
+            )
             keep_alone(assignment.work_dir, index, weights, plain)
             facts[f"rates_{index}"] = capture.rates
     keep_facts(assignment.work_dir, facts)

@@ -21,7 +21,7 @@ from ups.distributed.runtime import Runtime
 from ups.doctor.probes.check import Assignment, counted
 from ups.doctor.probes.parts import (
     Capture,
-    check_equal,
+    compare_gradients,
     exact,
     move_weights,
     open_run_data,
@@ -67,7 +67,7 @@ def train_alike(
             "blocks in a step": recipe.data_of(index).blocks_per_step,
         }
         what = f"the gradient of {counted(runtime.world_size, 'rank')} in {where}"
-        report.facts[f"distance_{index}"] = check_equal(found, gradients, what, counts)
+        report.facts[f"distance_{index}"] = compare_gradients(found, gradients, what, counts)
 
     capture = Capture(after_first)
     at = Progress(stage_index=index)
@@ -122,7 +122,7 @@ def refuse_differences(tensors: Mapping[str, Tensor], runtime: Runtime, what: st
         raise CheckFailed(f"{what}: {names}", means=means, hint=hint)
 
 
-def check_equal_on_all_ranks(assignment: Assignment, report: Report) -> None:
+def check_equal(assignment: Assignment, report: Report) -> None:
     """Parameters (where they are whole) and buffers of each stage after two steps. Collective: all ranks."""
     runtime: Runtime = assignment.shared["runtime"]
     for module in assignment.shared["trained"]:

@@ -224,7 +224,7 @@ TOLERANCE = 1e-7
 _MEANS = "training on many ranks would not be training on one with the same batch: results change with the world size"
 
 
-def check_equal(
+def compare_gradients(
     found: Mapping[str, Tensor], reference: Mapping[str, Tensor], what: str, counts: Mapping[str, int]
 ) -> float:
     """Relative distance of two gradients. Raises CheckFailed if they differ, and says how.

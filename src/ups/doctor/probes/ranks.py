@@ -97,15 +97,15 @@ _BITS_OF_A_DRAW = 9
 Seen = dict[tuple[int, int], tuple[int, list[int], list[int]]]
 
 
-def check_every_stage(assignment: Assignment, report: Report) -> None:
+def check_samples(assignment: Assignment, report: Report) -> None:
     """What every rank would read in each stage. Collective: all ranks."""
     recipe = quick(assignment.run)
     with Runtime.start(recipe.engine) as runtime, open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):
-            check_samples(recipe, opened, runtime, index, report)
+            check_samples_of(recipe, opened, runtime, index, report)
 
 
-def check_samples(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report) -> None:
+def check_samples_of(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report) -> None:
     """One stage. Collective: all ranks."""
     _, stage = bare_stage(recipe, opened, index, device="meta")
     with stage_loader(recipe, opened, runtime.place, index, stage) as loader:

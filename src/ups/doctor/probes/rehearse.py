@@ -52,7 +52,7 @@ class NotFiniteError(CheckFailed):
     cause = "not_finite"
 
 
-def rehearse_assignment(assignment: Assignment, report: Report) -> None:
+def check_rehearsal(assignment: Assignment, report: Report) -> None:
     """The steps that `rehearsal.json` in the work directory asks for. Collective: all ranks."""
     settings = json.loads((assignment.work_dir / SETTINGS_NAME).read_text())
     recipe = quick(assignment.run)
@@ -95,13 +95,11 @@ def rehearse(
 
 def steps_to_take(parts: Assembled, wanted: int) -> int:
     """As many as wanted, and more where the mixture needs them to bring every task once."""
-    sampler, source = parts.loader.source.sampler, parts.loader.source
-    missing = set(range(len(source.readers)))
-    for step in range(_MOST_STEPS):
-        missing -= set(sampler.tasks_of_step(step))
-        if not missing:
-            return max(wanted, step + 1)
-    return max(wanted, _MOST_STEPS)
+    source, step, seen = parts.loader.source, 0, set[int]()
+    while len(seen) < len(source.readers) and step < _MOST_STEPS:
+        seen |= set(source.sampler.tasks_of_step(step))
+        step += 1
+    return max(wanted, step)
 
 
 class Steps(StopAfter):
@@ -310,12 +308,9 @@ def tensors_of(values: Any) -> list[Tensor]:
     """All floating point tensors in arguments or results; a batch is looked into as well."""
     found: list[Tensor] = []
     for leaf in _pytree.tree_leaves(values):
-        if isinstance(leaf, Batch):
-            found += [*(getattr(leaf, name) for name in _FIELDS), *leaf.extra.values()]
-        elif isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif hasattr(leaf, "__dataclass_fields__"):
-            found += [v for name in leaf.__dataclass_fields__ if isinstance(v := getattr(leaf, name, None), Tensor)]
+        inside = [getattr(leaf, name, None) for name in getattr(leaf, "__dataclass_fields__", ())]
+        extra = leaf.extra.values() if isinstance(leaf, Batch) else ()
+        found += [value for value in (leaf, *inside, *extra) if isinstance(value, Tensor)]
     return [tensor for tensor in found if tensor.is_floating_point()]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ups.doctor.probes.parts import check_equal
+from ups.doctor.probes.parts import compare_gradients
 from ups.run.preflight import CheckFailed
 
 REFERENCE = {"a": torch.linspace(-1, 1, 50, dtype=torch.float64), "b": torch.full((3, 2), 0.25, dtype=torch.float64)}
@@ -12,7 +12,7 @@ COUNTS = {"ranks": 4, "micro-batches": 3}
 
 def test_rounding_is_no_difference() -> None:
     found = {name: tensor * (1 + 1e-13) for name, tensor in REFERENCE.items()}
-    assert check_equal(found, REFERENCE, "the gradient", COUNTS) < 1e-12
+    assert compare_gradients(found, REFERENCE, "the gradient", COUNTS) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_rounding_is_no_difference() -> None:
 def test_a_wrong_denominator_is_reported_from_other_differences(factor: float, words: str) -> None:
     found = {name: tensor * factor for name, tensor in REFERENCE.items()}
     with pytest.raises(CheckFailed) as caught:
-        check_equal(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
     assert words in caught.value.message
     assert "denominator" in caught.value.means
 
@@ -34,21 +34,21 @@ def test_a_wrong_denominator_is_reported_from_other_differences(factor: float, w
 def test_other_differences_name_the_parameters() -> None:
     found = {**REFERENCE, "b": REFERENCE["b"] + torch.arange(6.0, dtype=torch.float64).reshape(3, 2) * 0.01}
     with pytest.raises(CheckFailed, match="most in b, a"):
-        check_equal(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
 
 
 def test_a_gradient_of_millionths_of_the_whole_is_still_compared() -> None:
     found = {**REFERENCE, "b": REFERENCE["b"] * (1 + 1e-5)}
     with pytest.raises(CheckFailed):
-        check_equal(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
 
 
 def test_a_missing_gradient_is_named() -> None:
     with pytest.raises(CheckFailed, match="only one side has a gradient of b"):
-        check_equal({"a": REFERENCE["a"]}, REFERENCE, "the gradient", COUNTS)
+        compare_gradients({"a": REFERENCE["a"]}, REFERENCE, "the gradient", COUNTS)
 
 
 def test_nothing_is_equal_to_not_a_number() -> None:
     found = {**REFERENCE, "b": REFERENCE["b"] * float("nan")}
     with pytest.raises(CheckFailed):
-        check_equal(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
