@@ -6,6 +6,7 @@ cross-field checks are the schema's own.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import types
@@ -19,7 +20,7 @@ from pydantic_core import ErrorDetails
 from ups.buckets.client import holds_secret
 from ups.config.setting import PartName, PartSection, Section, is_secret, unit_of
 from ups.config.yaml_subset import Document, FieldPath, Origin, Value, dotted, quoted, scalar_text
-from ups.errors import ConfigError
+from ups.errors import ConfigError, PluginError
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -153,23 +154,18 @@ class _Explainer:
             expected_words = one_of(choices) or "the name of a part that is installed or passed by --plugin"
             return f"expected {expected_words}", _nearest(value, choices) or _help(field)
         if kind in ("union_tag_invalid", "union_tag_not_found"):
-            choices = self._types(path[:-1])
+            choices = _types(sections_at(self.schema, self.data, path[:-1], choose=False))
             if kind == "union_tag_not_found":
                 return f"is missing: expected {one_of(choices)}", "say which kind this is"
             return f"expected {one_of(choices)}", _nearest(value, choices)
         expected = list(dict.fromkeys(_EXPECTED[e["type"]] for e in group if e["type"] in _EXPECTED))
         if not expected:
             return " ".join(group[0]["msg"].split()).rstrip(".").lower(), _help(field)
-        hidden = field is not None and is_secret(field)
-        how = "" if hidden else _how_to_write(value, expected)
         # A field that takes words besides, as `auto` next to true and false.
         besides = _choices(field) if any(e["type"] == "literal_error" for e in group) else []
-        near = "" if hidden else _nearest(value, besides)
-        return f"expected {' or '.join([*expected, *besides])}", how or near or _help(field)
-
-    def _types(self, path: FieldPath) -> list[str]:
-        sections = sections_at(self.schema, self.data, path, choose=False)
-        return [name for kind in sections for name in literals(kind.model_fields["type"].annotation)]
+        hidden = field is not None and is_secret(field)
+        how = "" if hidden else _how_to_write(value, expected) or _nearest(value, besides)
+        return f"expected {' or '.join([*expected, *besides])}", how or _help(field)
 
     def _unknown(self, path: FieldPath) -> tuple[str, str]:
         parent, name = path[:-1], str(path[-1])
@@ -177,10 +173,9 @@ class _Explainer:
         what = f"no such field in {dotted(parent)}" if parent else "no such section"
         of_another = [k for k in sections_at(self.schema, self.data, parent, choose=False) if name in k.model_fields]
         if of_another:
-            return what, f"it belongs to type {one_of(literals(of_another[0].model_fields['type'].annotation))}"
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-        if close:
-            return what, f"did you mean '{close[0]}'?"
+            return what, f"it belongs to type {one_of(_types(of_another[:1]))}"
+        if near := _nearest(name, names):
+            return what, near
         places = places_of(self.schema)
         close = difflib.get_close_matches(name, places, n=1, cutoff=0.8)
         if close:
@@ -214,10 +209,10 @@ class _Explainer:
         field = field_at(self.schema, self.data, path)
         if field is not None and is_secret(field):
             return " = (hidden)"
-        text = _lookup(self.data, path)
-        if isinstance(text, str) and "://" in text and (re.search("[@?#]", text) or holds_secret(text)):
+        value = _lookup(self.data, path)
+        if isinstance(value, str) and "://" in value and (re.search("[@?#]", value) or holds_secret(value)):
             return " = (hidden)"  # an address with a password, or signed
-        return f" = {_short(_lookup(self.data, path))}"
+        return f" = {_short(value)}"
 
 
 def _lookup(data: Value, path: FieldPath) -> Value:
@@ -293,6 +288,11 @@ def _choices(field: FieldInfo | None) -> list[Any]:
     return [*literals(field.annotation), *_part_names(field.metadata)]
 
 
+def _types(sections: Sequence[type[Section]]) -> list[str]:
+    """The types that sections of a kind are written with."""
+    return [name for kind in sections for name in literals(kind.model_fields["type"].annotation)]
+
+
 def _part_names(marks: Sequence[Any]) -> list[str]:
     return [name for mark in marks if isinstance(mark, PartName) for name in mark.registry.names()]
 
@@ -306,30 +306,35 @@ def literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(choice for part in get_args(annotation) for choice in literals(part))
 
 
-def sections_in(annotation: Any) -> list[type[Section]]:
-    """Every section class that a value of this annotation can be; of a kind of parts, those that can be imported."""
+def sections_in(annotation: Any, value: Value = None) -> list[type[Section]]:
+    """Every section class that a value of this annotation can be; for a mapping the one that its `type` names.
+
+    Of a kind of parts, those that can be imported.
+    """
     if isinstance(annotation, type) and issubclass(annotation, PartSection) and annotation.is_base():
-        return list(annotation.kinds().values())
+        name = annotation.type_of(value) if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in annotation.registry.names():
+            return list(annotation.kinds().values())
+        with contextlib.suppress(PluginError):  # reported when the recipe is validated
+            return [annotation.settings_of(name)]
+        return []
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     if get_origin(annotation) in (Annotated, Union, types.UnionType, list):
-        return [kind for part in get_args(annotation) for kind in sections_in(part)]
+        return [kind for part in get_args(annotation) for kind in sections_in(part, value)]
     return []
 
 
 def sections_at(schema: type[Section], data: Value, path: FieldPath, *, choose: bool = True) -> list[type[Section]]:
     """The section classes that can stand at a path; `choose` narrows a union by the `type` written in the recipe."""
-    kinds = [schema]
-    for number, part in enumerate(path):
-        if isinstance(part, str):
-            fields = [kind.model_fields[part] for kind in kinds if part in kind.model_fields]
-            kinds = [kind for field in fields for kind in sections_in(field.annotation)]
-        written = _lookup(data, path[: number + 1])
-        if isinstance(written, dict) and (choose or number < len(path) - 1) and len(kinds) > 1:
-            name = kinds[0].type_of(written) if issubclass(kinds[0], PartSection) else written.get("type")
-            chosen = [k for k in kinds if name in literals(k.model_fields["type"].annotation)]
-            kinds = chosen or kinds
-    return kinds
+    annotations: list[Any] = [schema]
+    for number, name in enumerate(path):
+        if isinstance(name, str):  # an entry of a list has the annotation of the list
+            above = _lookup(data, path[:number])
+            kinds = [kind for annotation in annotations for kind in sections_in(annotation, above)]
+            annotations = [kind.model_fields[name].annotation for kind in kinds if name in kind.model_fields]
+    value = _lookup(data, path) if choose else None
+    return [kind for annotation in annotations for kind in sections_in(annotation, value)]
 
 
 def field_at(schema: type[Section], data: Value, path: FieldPath) -> FieldInfo | None:

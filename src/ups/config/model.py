@@ -70,8 +70,8 @@ class ModelConfig(PartSection):
 
     @property
     def has_linear_part(self) -> bool:
-        """Whether the network has a linear part that can be fitted alone (`linear`, `propagator`)."""
-        return False
+        """Whether the network has a linear part that can be fitted alone (a setting `propagator`)."""
+        return bool(getattr(self, "propagator", False))
 
     @property
     def noise_numbers(self) -> int:
@@ -199,11 +199,6 @@ class MultiscaleConfig(ModelConfig):
         le=1024,
     )
     conserve: bool = setting(True, _CONSERVE)
-
-    @property
-    def has_linear_part(self) -> bool:
-        """Whether the network has a linear part that can be fitted alone."""
-        return self.propagator
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Self:

@@ -11,16 +11,14 @@ import functools
 import hashlib
 import logging
 import os
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from ups.config.explain import validated
+from ups.config.explain import sections_in, validated
 from ups.config.model import FORMER_DEFAULT
 from ups.config.schema import Recipe
-from ups.config.setting import PartSection, Section
 from ups.config.yaml_subset import (
     MAX_DEPTH,
     Document,
@@ -33,7 +31,7 @@ from ups.config.yaml_subset import (
     paths_in,
     yaml_text,
 )
-from ups.errors import ConfigError, PluginError
+from ups.errors import ConfigError
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir
 from ups.registry import use_recorded_scripts
 
@@ -310,7 +308,7 @@ def _rename(document: Document, value: Value, annotation: Any, path: FieldPath, 
     if isinstance(value, list):
         for number, item in enumerate(value):
             _rename(document, item, annotation, (*path, number), warn)
-    section = _section_for(annotation, value) if isinstance(value, dict) else None
+    section = next(iter(sections_in(annotation, value)), None) if isinstance(value, dict) else None
     if section is None:
         return
     for old, new in section.former_names().items():
@@ -333,22 +331,6 @@ def _move_origins(document: Document, old: FieldPath, new: FieldPath) -> None:
     moved = [path for path in document.origins if path[: len(old)] == old]
     for path in moved:
         document.origins[(*new, *path[len(old) :])] = document.origins.pop(path)
-
-
-def _section_for(annotation: Any, value: dict[str, Value]) -> type[Section] | None:
-    """The section that a mapping is, by its `type` where several are possible; None if it is not known."""
-    if isinstance(annotation, type) and issubclass(annotation, PartSection) and annotation.is_base():
-        try:
-            name = annotation.type_of(value)
-            known = isinstance(name, str) and name in annotation.registry.names()
-            return annotation.settings_of(name) if known else annotation
-        except PluginError:  # reported when the recipe is validated
-            return None
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    if get_origin(annotation) in (Annotated, Union, types.UnionType, list):
-        return next((s for part in get_args(annotation) if (s := _section_for(part, value)) is not None), None)
-    return None
 
 
 @functools.cache  # a command may read a recipe more than once

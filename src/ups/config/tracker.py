@@ -13,12 +13,25 @@ from ups.registry import TRACKERS
 
 
 class TrackerConfig(PartSection):
-    """Base of the settings of a tracker. needs: the extra and the module that it is of no use without."""
+    """Base of the settings of a tracker. needs: the extra and the module that it is of no use without.
+
+    address: the setting that is an address.
+    """
 
     registry = TRACKERS
     needs: ClassVar[tuple[str, str] | None] = None
+    address: ClassVar[str] = ""
 
     type: str = setting(REQUIRED, "Which tracker this is.")
+
+    # For the section, not for the field: the message about a field would repeat its value.
+    @model_validator(mode="after")
+    def _no_password(self) -> Self:
+        if holds_secret(getattr(self, self.address, None) or ""):
+            raise ValueError(
+                f"{self.address} must not hold a name or a password, nor a query or a token: there are fields for it"
+            )
+        return self
 
 
 class TensorBoardConfig(TrackerConfig):
@@ -31,6 +44,7 @@ class MlflowConfig(TrackerConfig):
     """A run on an MLflow server."""
 
     needs = ("mlflow", "mlflow")
+    address = "uri"
 
     type: Literal["mlflow"] = setting("mlflow", "Which tracker this is.")
     uri: str | None = setting(None, "Address of the server; default what MLFLOW_TRACKING_URI says.")
@@ -41,17 +55,12 @@ class MlflowConfig(TrackerConfig):
     password: str | None = secret(None, "Its password, as ${env:NAME}.")
     token: str | None = secret(None, "A token in place of name and password, as ${env:NAME}.")
 
-    # For the section, not for the field: the message about a field would repeat its value.
-    @model_validator(mode="after")
-    def _no_password(self) -> Self:
-        _check_address("uri", self.uri)
-        return self
-
 
 class WandbConfig(TrackerConfig):
     """A run of Weights & Biases."""
 
     needs = ("wandb", "wandb")
+    address = "base_url"
 
     type: Literal["wandb"] = setting("wandb", "Which tracker this is.")
     project: str = setting("ups", "Project that the run is put into.", min_length=1, max_length=128)
@@ -61,16 +70,6 @@ class WandbConfig(TrackerConfig):
     mode: Literal["online", "offline"] = setting("online", "offline leaves a log in the run for `wandb sync`.")
     base_url: str | None = setting(None, "Address of a server of your own.")
     api_key: str | None = secret(None, "The key, as ${env:NAME}; default what WANDB_API_KEY or ~/.netrc says.")
-
-    @model_validator(mode="after")
-    def _no_password(self) -> Self:
-        _check_address("base_url", self.base_url)
-        return self
-
-
-def _check_address(name: str, url: str | None) -> None:
-    if url is not None and holds_secret(url):
-        raise ValueError(f"{name} must not hold a name or a password, nor a query or a token: there are fields for it")
 
 
 def by_name(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerConfig]:
