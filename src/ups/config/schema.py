@@ -124,6 +124,13 @@ class RunConfig(Section):
         return value
 
 
+def _scheme(address: str) -> str:
+    try:
+        return parse_bucket_url(address).scheme
+    except ConfigError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from None
+
+
 class TaskConfig(Section):
     """One data source: a store, a file, or several files of one task."""
 
@@ -179,12 +186,8 @@ class TaskConfig(Section):
     @field_validator("path")
     @classmethod
     def _usable_addresses(cls, value: str | list[str]) -> str | list[str]:
-        for one in [value] if isinstance(value, str) else value:
-            if is_address(one):
-                try:
-                    parse_bucket_url(one)
-                except ConfigError as error:
-                    raise ValueError(f"{error.message}; {error.hint}") from None
+        for address in filter(is_address, [value] if isinstance(value, str) else value):
+            _scheme(address)
         return value
 
     @property
@@ -378,11 +381,7 @@ class CheckpointConfig(Section):
     @field_validator("mirror")
     @classmethod
     def _is_bucket(cls, value: str | None) -> str | None:
-        try:
-            known = value is None or parse_bucket_url(value).scheme in ("s3", "gs")
-        except ConfigError as error:
-            raise ValueError(error.message) from None
-        if not known:
+        if value is not None and _scheme(value) not in ("s3", "gs"):
             raise ValueError("a mirror is written and listed: use s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
         return value
 

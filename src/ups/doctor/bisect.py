@@ -200,8 +200,7 @@ class Bisection:
 
     def _settings(self) -> None:
         assert self.finding.failure is not None
-        for make in simplifications(self.finding.kind, self.finding.failure.cause):
-            change = make(self._variant)
+        for change in simplifications(lambda: self._variant, self.finding.kind, self.finding.failure.cause):
             if change is not None:
                 self._simplify(change)
 

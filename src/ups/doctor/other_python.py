@@ -27,7 +27,7 @@ _SMALL = 1e-3
 _EPSILON = {"bfloat16": 2**-8, "float32": 2**-23, "float64": 2**-52}
 _WIDER = {"bfloat16": "float32", "float32": "float64", "float64": "float32"}
 _ASK = """
-import importlib.metadata, importlib.util, json, os, platform
+import importlib.metadata, importlib.util, json, platform
 def version(name):
     try:
         return importlib.metadata.version(name)
@@ -42,7 +42,6 @@ spec = importlib.util.find_spec("ups")
 found["python"] = platform.python_version()
 found["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
 found["ups_path"] = None if spec is None else spec.origin
-found["rehearsal"] = spec is not None and os.path.exists(os.path.dirname(spec.origin) + "/doctor/probes/__main__.py")
 print(json.dumps(found))
 """
 
@@ -65,11 +64,6 @@ def versions_of(python: str) -> dict[str, Any]:
         raise MachineError(
             f"ups is not installed in the environment of {python} (Python {found['python']})",
             hint=f"install the same ups there: {python} -m pip install and the path of your checkout",
-        )
-    if not found["rehearsal"]:
-        raise MachineError(
-            f"the ups of {python} ({found['ups']}) is too old to be compared: it has no rehearsal",
-            hint="install the same version of ups there",
         )
     if found["torch"] is None:
         raise MachineError(f"torch is not installed in the environment of {python}", hint="install it there")

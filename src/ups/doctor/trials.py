@@ -233,66 +233,45 @@ def task_names(variant: Variant) -> list[str]:
     return [task.name for task in data.tasks]
 
 
-def simplifications(kind: Kind, cause: str) -> Iterator[Callable[[Variant], Change | None]]:
-    """What to try after strategy and tasks, in this order; each gives None where there is nothing to simplify."""
+def simplifications(variant: Callable[[], Variant], kind: Kind, cause: str) -> Iterator[Change | None]:
+    """What to try after strategy and tasks, one after the other (None: no recipe); variant: the one that is left."""
     if kind == "opened":
         return
-    if kind == "rehearsal":
-        yield _no_workers
-        yield _setting("compile", False, "compilation (engine.compile)", "without compilation")
-    part = "recomputation (engine.activation_checkpointing)"
-    yield _setting("activation_checkpointing", False, part, "without recomputation")
-    yield _setting("offload", False, "offloading (engine.offload)", "without offloading")
-    yield _setting("shard_ranks", None, "groups of shards (engine.shard_ranks)", "shards over all ranks")
-    if kind == "rehearsal":
-        for given, wider in (("bfloat16", "float32"), ("float32", "float64")):
-            yield _setting("precision", wider, f"precision {given}", f"precision {wider}", given)
-        yield _cpu
-        yield _gloo
-    if cause == "out_of_memory":
-        yield _one_window
+    rehearsal = kind == "rehearsal"
+    workers = variant().recipe.data.loader.workers
+    if rehearsal and workers:
+        without = changed(variant(), lambda data: data["data"]["loader"].update(workers=0))
+        yield Change.of(f"loader workers (data.loader.workers: {workers})", "no loader workers", without)
+    for name, simplest, part, label in _SETTINGS:
+        if getattr(variant().recipe.engine, name) != simplest and (rehearsal or name != "compile"):
+            yield Change.of(part, label, engine(variant(), **{name: simplest}))
+    for given, wider in (("bfloat16", "float32"), ("float32", "float64")):
+        if rehearsal and variant().recipe.engine.precision == given:
+            yield Change.of(f"precision {given}", f"precision {wider}", engine(variant(), precision=wider))
+    if rehearsal and _on_gpus(variant()):
+        on_cpu = engine(variant(), device="cpu", backend="auto")
+        yield Change.of("the GPU (engine.device)", "on the CPU", on_cpu)
+    if rehearsal and _on_gpus(variant()) and variant().ranks > 1 and variant().recipe.engine.backend != "gloo":
+        yield Change.of("NCCL (engine.backend)", "gloo between ranks", engine(variant(), backend="gloo"))
+    micro = micro_batch_size(variant())
+    if cause == "out_of_memory" and micro > 1:
+        one = engine(variant(), micro_batch_size=1)
+        yield Change.of(f"a micro-batch of {micro} windows", "one window at a time", one)
 
 
-def _setting(
-    name: str, simplest: Any, part: str, label: str, given: str | None = None
-) -> Callable[[Variant], Change | None]:
-    """given: the only value that is simplified; by default every other one."""
-
-    def change(variant: Variant) -> Change | None:
-        value = getattr(variant.recipe.engine, name)
-        if value == simplest or (given is not None and value != given):
-            return None
-        return Change.of(part, label, engine(variant, **{name: simplest}))
-
-    return change
-
-
-def _no_workers(variant: Variant) -> Change | None:
-    workers = variant.recipe.data.loader.workers
-    if not workers:
-        return None
-    part = f"loader workers (data.loader.workers: {workers})"
-    return Change.of(part, "no loader workers", changed(variant, lambda d: d["data"]["loader"].update(workers=0)))
+# Settings of the engine: name, simplest value, what the failure needs without it, the trial.
+_SETTINGS: tuple[tuple[str, Any, str, str], ...] = (
+    ("compile", False, "compilation (engine.compile)", "without compilation"),
+    (
+        "activation_checkpointing",
+        False,
+        "recomputation (engine.activation_checkpointing)",
+        "without recomputation",
+    ),
+    ("offload", False, "offloading (engine.offload)", "without offloading"),
+    ("shard_ranks", None, "groups of shards (engine.shard_ranks)", "shards over all ranks"),
+)
 
 
 def _on_gpus(variant: Variant) -> bool:
-    return variant.recipe.engine.device != "cpu" and bool(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-def _cpu(variant: Variant) -> Change | None:
-    if not _on_gpus(variant):
-        return None
-    return Change.of("the GPU (engine.device)", "on the CPU", engine(variant, device="cpu", backend="auto"))
-
-
-def _gloo(variant: Variant) -> Change | None:
-    if variant.ranks == 1 or not _on_gpus(variant) or variant.recipe.engine.backend == "gloo":
-        return None
-    return Change.of("NCCL (engine.backend)", "gloo between ranks", engine(variant, backend="gloo"))
-
-
-def _one_window(variant: Variant) -> Change | None:
-    given = micro_batch_size(variant)
-    if given == 1:
-        return None
-    return Change.of(f"a micro-batch of {given} windows", "one window at a time", engine(variant, micro_batch_size=1))
+    return variant.recipe.engine.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))

@@ -72,7 +72,7 @@ def test_a_python_without_ups_is_refused_with_what_to_install(tmp_path: Path) ->
         versions_of(str(bare))
     with pytest.raises(MachineError, match="cannot be run"):
         versions_of(str(tmp_path / "none"))
-    assert versions_of(sys.executable)["rehearsal"]
+    assert versions_of(sys.executable)["torch"]
 
 
 def test_packages_with_parts_of_ours_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
