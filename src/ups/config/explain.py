@@ -138,7 +138,7 @@ class _Explainer:
     def _words(
         self, path: FieldPath, group: Sequence[ErrorDetails], kind: str, context: Mapping[str, Any]
     ) -> tuple[str, str]:
-        value, field = _lookup(self.data, path), field_at(self.schema, self.data, path)
+        value, field = lookup(self.data, path), field_at(self.schema, self.data, path)
         if kind == "extra_forbidden":
             return self._unknown(path)
         if kind == "missing":
@@ -184,7 +184,7 @@ class _Explainer:
 
     def _own_words(self, path: FieldPath, message: str) -> tuple[Origin, ConfigError]:
         """A check written in the schema: point at the field it names first, if that one is in the recipe."""
-        value = _lookup(self.data, path)
+        value = lookup(self.data, path)
         if not isinstance(value, dict | list):
             origin = self._origin(path)
             return origin, ConfigError(
@@ -209,13 +209,14 @@ class _Explainer:
         field = field_at(self.schema, self.data, path)
         if field is not None and is_secret(field):
             return " = (hidden)"
-        value = _lookup(self.data, path)
+        value = lookup(self.data, path)
         if isinstance(value, str) and "://" in value and (re.search("[@?#]", value) or holds_secret(value)):
             return " = (hidden)"  # an address with a password, or signed
         return f" = {_short(value)}"
 
 
-def _lookup(data: Value, path: FieldPath) -> Value:
+def lookup(data: Value, path: FieldPath) -> Value:
+    """What stands at a path; None if there is nothing."""
     for part in path:
         try:
             data = data[part]
@@ -330,10 +331,10 @@ def sections_at(schema: type[Section], data: Value, path: FieldPath, *, choose: 
     annotations: list[Any] = [schema]
     for number, name in enumerate(path):
         if isinstance(name, str):  # an entry of a list has the annotation of the list
-            above = _lookup(data, path[:number])
+            above = lookup(data, path[:number])
             kinds = [kind for annotation in annotations for kind in sections_in(annotation, above)]
             annotations = [kind.model_fields[name].annotation for kind in kinds if name in kind.model_fields]
-    value = _lookup(data, path) if choose else None
+    value = lookup(data, path) if choose else None
     return [kind for annotation in annotations for kind in sections_in(annotation, value)]
 
 

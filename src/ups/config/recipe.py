@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ups.config.explain import sections_in, validated
+from ups.config.explain import lookup, sections_in, validated
 from ups.config.model import FORMER_DEFAULT
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
@@ -184,18 +184,15 @@ class _Reader:
         So a run keeps what it was told about its data, whatever happens to the file. Relative to the recipe, as
         `include`.
         """
-        data = document.value.get("data") if isinstance(document.value, dict) else None
-        tasks = data.get("tasks") if isinstance(data, dict) else None
-        for number, task in enumerate(tasks if isinstance(tasks, list) else ()):
-            if isinstance(task, dict):
-                self._take_description(document, task, ("data", "tasks", number))
-                self._take_description(document, task.get("source"), ("data", "tasks", number, "source"))
+        for path in list(paths_in(document.value)):
+            if path[:2] == ("data", "tasks") and path[3:] in (("description",), ("source", "description")):
+                self._take_description(document, path)
 
-    def _take_description(self, document: Document, section: Value, above: FieldPath) -> None:
-        name = section.get("description") if isinstance(section, dict) else None
+    def _take_description(self, document: Document, path: FieldPath) -> None:
+        section = lookup(document.value, path[:-1])
+        name = section["description"]
         if not isinstance(name, str):
             return
-        path: FieldPath = (*above, "description")
         origin = document.origins[path]
         folder = os.path.dirname(origin.file) if origin.line else ""
         file = os.path.normpath(os.path.join(folder, name))

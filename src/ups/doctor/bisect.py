@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config.recipe import dump_recipe
+from ups.doctor.examine import Verdict
 from ups.doctor.trials import (
     TITLES,
     TRIAL_SECONDS,
@@ -59,6 +60,11 @@ class Finding:
     ranks: int = 1
     # Of the last trial that failed in the same way: the simplest one.
     last: Outcome | None = None
+
+    @property
+    def failed(self) -> Verdict | None:
+        """How the recipe fails as it is; None if it does not."""
+        return None if self.failure is None else self.failure.failed
 
 
 class _OutOfTimeError(Exception):
@@ -305,13 +311,12 @@ def located(finding: Finding) -> list[str]:
 
 def verdict(finding: Finding) -> str:
     """One line."""
-    if finding.failure is None or finding.failure.failed is None:
+    if finding.failed is None:
         tried = finding.outcomes[-1].label if finding.outcomes else "nothing"
         if finding.not_tried:
             return f"no failure was seen, but the time was up before everything was tried (last: {tried})"
-        return "the recipe does not fail here: " + ", ".join(
-            outcome.label.partition(": ")[2] or outcome.label for outcome in finding.outcomes
-        )
+        labels = [outcome.label.partition(": ")[2] or outcome.label for outcome in finding.outcomes]
+        return f"the recipe does not fail here: {', '.join(labels)}"
     needs = located(finding)
     if not needs:
         return "the failure could not be located: it stays with every part at its simplest setting"
@@ -321,7 +326,7 @@ def verdict(finding: Finding) -> str:
 
 def next_step(finding: Finding, recipe: str) -> str:
     """What to do now."""
-    if finding.failure is None or finding.failure.failed is None:
+    if finding.failure is None:
         return (
             "if a run of it fails later: `ups why RUN`, more steps (--steps), more time (--minutes), every value of "
             f"the data (ups data validate {recipe})"
@@ -352,14 +357,14 @@ def next_step(finding: Finding, recipe: str) -> str:
 
 def to_json(finding: Finding, recipe: str) -> dict[str, Any]:
     """The object of `--json`."""
-    failed = finding.failure.failed if finding.failure else None
+    failed = finding.failed
     failure = None if failed is None else {name: getattr(failed, name) for name in _SHOWN_OF_FAILURE}
     return {
         "ok": failed is None,
         "fails": failed is not None,
-        "located": bool(located(finding)) if failed is not None else None,
+        "located": None if failed is None else bool(located(finding)),
         "verdict": verdict(finding),
-        "needs": located(finding) if failed is not None else [],
+        "needs": [] if failed is None else located(finding),
         "failure": failure,
         **place_of(finding),
         "not_needed": finding.simplified,

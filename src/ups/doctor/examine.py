@@ -274,9 +274,8 @@ def examine(examination: Examination, on_verdict: Callable[[Verdict], None] | No
     try:
         write_assignment(examination, work_dir)
         for program in CHECK_PROGRAMS:
-            if (program.recipe and examination.recipe_text is None) or (
-                examination.only and program.module not in examination.only
-            ):
+            wanted = program.module in (examination.only or [program.module])
+            if not wanted or (program.recipe and examination.recipe_text is None):
                 continue
             for verdict in run_checks(program, examination, work_dir):
                 verdicts.append(verdict)

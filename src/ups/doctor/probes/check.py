@@ -128,8 +128,3 @@ def _print(document: dict[str, Any]) -> None:
     # One write: lines of several ranks may share a file.
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
-
-
-def counted(number: int, thing: str) -> str:
-    """'1 rank', '2 ranks'."""
-    return f"{number} {thing}" + ("" if number == 1 else "s")

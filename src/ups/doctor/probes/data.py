@@ -17,9 +17,9 @@ from ups.buckets.block_cache import use_cache
 from ups.config.schema import Recipe
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_task
-from ups.doctor.probes.check import STATISTICS_NAME, Assignment, counted
-from ups.doctor.probes.parts import open_run_data
-from ups.record.text import size_text
+from ups.doctor.probes.check import STATISTICS_NAME, Assignment
+from ups.doctor.probes.parts import changed, open_run_data
+from ups.record.text import counted, size_text
 from ups.run.assemble import OpenData, bare_stage, stage_loader
 from ups.run.preflight import CheckFailed, Report, check_fit, check_windows, memory_available_bytes
 from ups.spec.batch import Batch, RankInfo
@@ -85,8 +85,7 @@ def workers_to_try(wanted: int, blocks_per_step: int) -> int:
 
 def read_batches(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Batch]:
     """The first batches of rank 0, read by so many workers."""
-    loader_config = recipe.data.loader.model_copy(update={"workers": workers})
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"loader": loader_config})})
+    recipe = changed(recipe, data=changed(recipe.data, loader=changed(recipe.data.loader, workers=workers)))
     _, stage = bare_stage(recipe, opened, 0, device="meta")
     with stage_loader(recipe, opened, RankInfo(0, ranks, 0, ranks), 0, stage) as loader:
         return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]

@@ -5,6 +5,7 @@ What `alone` computes, in a process without other ranks, is what many ranks are 
 
 from __future__ import annotations
 
+import json
 import time
 
 import torch
@@ -14,13 +15,13 @@ from ups.data.loader import first_batch
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime, choose_device
 from ups.distributed.strategies import autocast, weight_dtype
-from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parts import (
+    FACTS,
     Capture,
     compare_gradients,
     exact,
     keep_alone,
-    keep_facts,
     move_weights,
     open_run_data,
     plain_gradient,
@@ -31,7 +32,7 @@ from ups.doctor.probes.parts import (
     weights_of,
 )
 from ups.evaluation.rollout import RolloutPlan, read_inputs
-from ups.record.text import size_text
+from ups.record.text import counted, size_text
 from ups.run.assemble import OpenData, assemble, bare_stage
 from ups.run.preflight import CheckFailed, Report
 from ups.training.progress import Progress
@@ -139,6 +140,6 @@ def check_alone(assignment: Assignment, report: Report) -> None:
             )
             keep_alone(assignment.work_dir, index, weights, plain)
             facts[f"rates_{index}"] = capture.rates
-    keep_facts(assignment.work_dir, facts)
+    (assignment.work_dir / FACTS).write_text(json.dumps(facts))
     report.facts |= facts
     report.says = f"one rank trained {counted(len(recipe.stages), 'stage')} for two steps, with the right gradients"

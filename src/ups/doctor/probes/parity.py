@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from ups.config.schema import Recipe
 from ups.distributed.agreement import from_all
 from ups.distributed.runtime import Runtime
-from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parts import (
     Capture,
     compare_gradients,
@@ -33,6 +33,7 @@ from ups.doctor.probes.parts import (
     validation_scores,
     weights_of,
 )
+from ups.record.text import counted
 from ups.run.assemble import OpenData, assemble
 from ups.run.preflight import CheckFailed, Report
 from ups.training.progress import Progress

@@ -11,13 +11,14 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ups.config.schema import Recipe
+from ups.config.setting import Section
 from ups.data.open import open_tasks
 from ups.distributed.agreement import Status
 from ups.distributed.strategies import gathered
@@ -40,11 +41,18 @@ class Enough(Exception):
     """Leaves the engine between two steps, on all ranks after the same one."""
 
 
+Part = TypeVar("Part", bound=Section)
+
+
+def changed(section: Part, **settings: Any) -> Part:
+    """A section with other settings, which are not checked."""
+    return section.model_copy(update=settings)
+
+
 def quick(recipe: Recipe, **engine: Any) -> Recipe:
     """The recipe with a short time-out on collectives, and with other settings of the engine where given."""
     seconds = min(recipe.engine.timeout_seconds, TIMEOUT_SECONDS)
-    changes = {"timeout_seconds": seconds, "max_seconds": None, **engine}
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update=changes)})
+    return changed(recipe, engine=changed(recipe.engine, timeout_seconds=seconds, max_seconds=None, **engine))
 
 
 def exact(recipe: Recipe, ranks: int) -> Recipe:
@@ -57,25 +65,25 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
     """
     share = min(4, max(1, recipe.data.batch_size // ranks))
     micro = share // 2 if share % 2 == 0 else share
-    unlimited = {"clip_norm": 0.0, "clip_ratio": 0.0}
     counted = {"steps": _STEPS_OF_A_BUDGET, "budget_seconds": None, "budget_clock": "wall"}
     stages = [
-        s.model_copy(
-            update={"optim": s.optim.model_copy(update=unlimited), "batch_size": None}
-            | (counted if s.budget_seconds is not None else {})
+        changed(
+            stage,
+            optim=changed(stage.optim, clip_norm=0.0, clip_ratio=0.0),
+            batch_size=None,
+            **(counted if stage.budget_seconds is not None else {}),
         )
-        for s in recipe.stages
+        for stage in recipe.stages
     ]
-    data = recipe.data.model_copy(
-        update={
-            "tasks": [task.model_copy(update={"batch_size": None}) for task in recipe.data.tasks],
-            "batch_size": share * ranks,
-            "loader": recipe.data.loader.model_copy(update={"workers": 0}),
-        }
+    tasks = [changed(task, batch_size=None) for task in recipe.data.tasks]
+    loader = changed(recipe.data.loader, workers=0)
+    few = min(recipe.evaluate.max_trajectories, 4 * ranks + 1)
+    return changed(
+        quick(recipe, precision="float64", micro_batch_size=micro, compile=False),
+        data=changed(recipe.data, tasks=tasks, batch_size=share * ranks, loader=loader),
+        stages=stages,
+        evaluate=changed(recipe.evaluate, max_trajectories=few),
     )
-    changed = quick(recipe, precision="float64", micro_batch_size=micro, compile=False)
-    few = recipe.evaluate.model_copy(update={"max_trajectories": min(recipe.evaluate.max_trajectories, 4 * ranks + 1)})
-    return changed.model_copy(update={"data": data, "stages": stages, "evaluate": few})
 
 
 @contextlib.contextmanager
@@ -127,7 +135,7 @@ def stage_name(recipe: Recipe, index: int) -> str:
 
 NUM_STEPS = 2
 _TENSORS = "alone_{}.safetensors"
-_FACTS = "alone.json"
+FACTS = "alone.json"
 
 
 class Capture(StopAfter):
@@ -182,15 +190,9 @@ def read_alone(folder: Path, index: int) -> tuple[dict[str, Tensor], dict[str, T
     return parts[0], parts[1]
 
 
-def keep_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Keep rates and scores of one rank."""
-    (folder / _FACTS).write_text(json.dumps(facts))
-
-
 def read_facts(folder: Path) -> dict[str, Any]:
     """Rates and scores of one rank."""
-    found: dict[str, Any] = json.loads((folder / _FACTS).read_text())
-    return found
+    return dict(json.loads((folder / FACTS).read_text()))
 
 
 def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:

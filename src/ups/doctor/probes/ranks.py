@@ -21,9 +21,9 @@ from ups.data.loader import Loader
 from ups.data.sampler import Sampler
 from ups.distributed.agreement import from_all
 from ups.distributed.runtime import Runtime
-from ups.doctor.probes.check import TIMEOUT_SECONDS, Assignment, counted
+from ups.doctor.probes.check import TIMEOUT_SECONDS, Assignment
 from ups.doctor.probes.parts import open_run_data, quick
-from ups.record.text import size_text
+from ups.record.text import counted, size_text
 from ups.run.assemble import OpenData, bare_stage, stage_loader
 from ups.run.preflight import CheckFailed, Report
 from ups.spec.batch import RankInfo

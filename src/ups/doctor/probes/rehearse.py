@@ -30,10 +30,11 @@ from ups.distributed.agreement import Status
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
-from ups.doctor.probes.check import Assignment, counted, say_failed
+from ups.doctor.probes.check import Assignment, say_failed
 from ups.doctor.probes.parts import StopAfter, open_run_data, quick, run_steps, stage_name
 from ups.doctor.trials import NUMBERS_NAME, PLACE_NAME, SETTINGS_NAME
 from ups.record.blackbox import BlackBox, Phase
+from ups.record.text import counted
 from ups.run.assemble import Assembled, assemble
 from ups.run.preflight import CheckFailed, Report
 from ups.spec.batch import Batch
@@ -110,11 +111,9 @@ class Steps(StopAfter):
         self._place, self._numbers, self._index = place, numbers, stage_index
         self._losses: list[float] = []
         self._windows: dict[str, Any] = {}
-        self._parts: Assembled | None = None
 
     def watch(self, parts: Assembled, *, inside_units: bool) -> None:
         """Hook on to the stage: modules, and the losses of its samples."""
-        self._parts = parts
         self._watch = Watch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
         looked_at(parts, self._windows, self._losses)
 
@@ -126,8 +125,8 @@ class Steps(StopAfter):
                 means="the weights would be destroyed; a run skips such steps and stops after many in a row",
                 hint="see what `ups doctor RECIPE --bisect` says about it",
             )
-        known = {name: p.grad for name, p in engine.parameters.items() if p.grad is not None}
-        gradients = {name: float(local(gradient).double().norm()) for name, gradient in known.items()}
+        known = ((name, p.grad) for name, p in engine.parameters.items() if p.grad is not None)
+        gradients = {name: float(local(gradient).double().norm()) for name, gradient in known}
         row = {"stage": self._index, "step": step, "loss": sum(self._losses), "gradient_norm": norm}
         self._numbers.append({**row, "batch": self._windows.pop("crc", 0), "gradients": gradients})
         self._losses.clear()
@@ -136,17 +135,15 @@ class Steps(StopAfter):
 
     def known(self, error: Exception, stage: str) -> dict[str, Any]:
         """What was seen of a failure: its module and windows, as far as they are known."""
-        found: dict[str, Any] = {"stage": self._index, "stage_name": stage, "step": self._place.values["step"] + 1}
-        if self._windows.get("bad"):
-            found["windows"] = self._windows["bad"]
+        place, culprit = self._place.values, {}
         if isinstance(error, NotFiniteError):
             culprit = self._watch.found or self._watch.backward_culprit()
-            if culprit:
-                found["culprit"] = culprit
-        elif self._place.values["phase"] in ("forward", "backward"):
-            inside = self._watch.innermost() or str(self._place.values["module"])
-            found["culprit"] = {"pass": self._place.values["phase"], **self._watch.describe(inside)}
-        return found
+        elif place["phase"] in ("forward", "backward"):
+            inside = self._watch.innermost() or str(place["module"])
+            culprit = {"pass": place["phase"], **self._watch.describe(inside)}
+        seen = {"windows": self._windows.get("bad"), "culprit": culprit}
+        found = {"stage": self._index, "stage_name": stage, "step": place["step"] + 1}
+        return found | {name: value for name, value in seen.items() if value}
 
 
 @contextlib.contextmanager

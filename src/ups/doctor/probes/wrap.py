@@ -17,10 +17,10 @@ from ups.distributed.agreement import from_all
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.doctor.examine import scratch_dir
-from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parity import digest
 from ups.doctor.probes.parts import StopAfter, open_run_data, quick, run_steps, stage_name
-from ups.record.text import size_text
+from ups.record.text import counted, size_text
 from ups.run.assemble import assemble
 from ups.run.preflight import CheckFailed, Report, free_bytes, memory_limit_bytes
 from ups.training.checkpoint import Checkpointer
