@@ -58,10 +58,6 @@ class Origin:
     def is_ours(self) -> bool:
         return self.distribution == OURS
 
-    @property
-    def is_script(self) -> bool:
-        return self.distribution.startswith(SCRIPT)
-
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}" if self.distribution else "this process"
 

@@ -11,7 +11,7 @@ import pytest
 from ups import registry
 from ups.config.recipe import resolve
 from ups.errors import ConfigError, PluginError
-from ups.registry import LOSSES, record_scripts, use_recorded_scripts, use_script
+from ups.registry import LOSSES, SCRIPT, record_scripts, use_recorded_scripts, use_script
 
 LOSS = """
 from ups.registry import LOSSES
@@ -34,7 +34,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for one in registry.REGISTRIES:
         for origin in one.origins():
-            if origin.is_script:
+            if origin.distribution.startswith(SCRIPT):
                 one.unregister(origin.name)
 
 

@@ -18,7 +18,6 @@ from ups.config.explain import validated
 from ups.config.setting import REQUIRED, Section, setting
 from ups.config.yaml_subset import Document, Origin, Value, parse, yaml_text
 from ups.errors import ConfigError
-from ups.registry import TASKS
 
 # Dimensions of an array that are no axis of space: which simulation, which frame, which of several fields that lie in
 # one array, and which component of a vector.
@@ -328,8 +327,6 @@ class SourceConfig(Section):
             raise ValueError("a source of type 'fetch' needs a dataset; `ups data fetch` lists those there are")
         if self.mirror is not None and holds_secret(self.mirror):
             raise ValueError("mirror must not hold a name, a password, a query or a token: a recipe is written down")
-        if self.task is not None and self.task not in TASKS.names():
-            raise ValueError(f"there is no solver '{self.task}'; known here: {', '.join(TASKS.names())}")
         if min(self.trajectories) < 0 or self.trajectories[0] < 1:
             raise ValueError("trajectories are counts of train, valid and test, with at least one to train on")
         return self

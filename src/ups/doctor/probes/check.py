@@ -1,8 +1,8 @@
 """What every check shares: the assignment it reads and the verdict it prints.
 
-A check prints one JSON object when it begins and one when it ends, as the last line of its output. Between the two it
-may crash: the doctor, which reads the output (`ups.doctor.examine`), then knows which check did. For the same reason
-nothing heavy is imported before a check has begun.
+A check prints one JSON object when it ends, as the last line of its output. Before that it may crash: the doctor, which
+reads the output (`ups.doctor.examine`), then takes the first check without a verdict for the one that did. For the same
+reason nothing heavy is imported before a check has begun.
 """
 
 from __future__ import annotations
@@ -86,14 +86,12 @@ def start(arguments: list[str]) -> tuple[str, Assignment]:
 
 @contextlib.contextmanager
 def begin_check(name: str) -> Iterator[Report]:
-    """One check: says that it begins, then what it found. An error is its verdict, and the process leaves at once.
+    """One check: says what it found. An error is its verdict, and the process leaves at once.
 
     At once, because destructors of a rank may wait for peers that are gone.
     """
     rank = RankEnvironment.read().rank
     report = Report(name)
-    if rank == 0:
-        _print({"rung": name, "begins": True, "time_ns": time.monotonic_ns()})
     started = time.monotonic()
     try:
         yield report
