@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from ups.errors import DataError
-from ups.spec.task import TaskSpec
+from ups.spec.task import TaskSpec, first_mistake
 
 # What counts where statistics are read from a file: a number that is finite, and neither true nor text.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -76,8 +76,7 @@ class Statistics:
         try:
             found = _READER.validate_python(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            raise DataError(f"statistics are malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise DataError(f"statistics are malformed: {first_mistake(error)}") from None
         for name in ("state", "difference", "static", "target", "parameter"):
             mean, std = getattr(found, f"{name}_mean"), getattr(found, f"{name}_std")
             if len(mean) != len(std) or any(s < 0 for s in std):

@@ -45,6 +45,14 @@ Number = Annotated[float, PlainValidator(_finite)]
 Names = Annotated[tuple[StrictStr, ...], Field(max_length=MAX_FIELDS)]
 
 
+def first_mistake(error: ValidationError) -> str:
+    """Which field is wrong, what was expected, and what is there."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    got = ascii(first["input"])[:80] if isinstance(first["input"], str | float | bool | None) else ""
+    words = first["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, first['loc']))}: {words}{f', got {got}' if got else ''}"
+
+
 def _refused_as_data(what: str) -> Callable[[_Class], _Class]:
     """A wrong value is a DataError that names the field and what was expected."""
 
@@ -55,11 +63,7 @@ def _refused_as_data(what: str) -> Callable[[_Class], _Class]:
             try:
                 check(self, *args, **values)
             except ValidationError as error:
-                first = error.errors(include_url=False, include_context=False)[0]
-                where = ".".join(map(str, first["loc"]))
-                got = ascii(first["input"])[:80] if isinstance(first["input"], str | float | bool | None) else ""
-                words = first["msg"].removeprefix("Value error, ")
-                raise DataError(f"{what}: {where}: {words}{f', got {got}' if got else ''}") from None
+                raise DataError(f"{what}: {first_mistake(error)}") from None
 
         setattr(cls, "__init__", __init__)  # noqa: B010 - a class of any kind
         return cls

@@ -336,10 +336,8 @@ def looked_at(parts: Assembled, found: dict[str, Any], losses: list[float]) -> N
     def sample_losses(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         for batch in batches:
             found["crc"] = checksum(batch, found.get("crc", 0))
-        given = {id(batch): _bad_rows([getattr(batch, name) for name in _FIELDS]) for batch in batches}
-        for batch in batches:
-            if given[id(batch)]:
-                found.setdefault("bad", described(parts, batch, given[id(batch)], "values that are not finite"))
+            if rows := _bad_rows([getattr(batch, name) for name in _FIELDS]):
+                found.setdefault("bad", described(parts, batch, rows, "values that are not finite"))
         results = compute(batches)
         for batch, result in zip(batches, results, strict=True):
             rows = _bad_rows([result["loss"].detach()])
@@ -382,6 +380,6 @@ def _bad_rows(tensors: Sequence[Tensor]) -> list[int]:
     bad: set[int] = set()
     for tensor in tensors:
         if tensor.numel():
-            finite = torch.isfinite(tensor).flatten(1).all(1) if tensor.ndim > 1 else torch.isfinite(tensor)
+            finite = torch.isfinite(tensor).reshape(len(tensor), -1).all(1)
             bad |= set(torch.nonzero(~finite).flatten().tolist())
     return sorted(bad)
