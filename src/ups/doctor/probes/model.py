@@ -9,6 +9,7 @@ import json
 import time
 
 import torch
+from safetensors.torch import save_file
 
 from ups.config.schema import Recipe
 from ups.data.loader import first_batch
@@ -18,10 +19,10 @@ from ups.distributed.strategies import autocast, weight_dtype
 from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parts import (
     FACTS,
+    TENSORS,
     Capture,
     compare_gradients,
     exact,
-    keep_alone,
     move_weights,
     open_run_data,
     plain_gradient,
@@ -138,7 +139,8 @@ def check_alone(assignment: Assignment, report: Report) -> None:
             compare_gradients(
                 capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts
             )
-            keep_alone(assignment.work_dir, index, weights, plain)
+            for kind, tensors in (("weights", weights), ("gradients", plain)):
+                save_file(tensors, assignment.work_dir / TENSORS.format(kind, index))
             facts[f"rates_{index}"] = capture.rates
     (assignment.work_dir / FACTS).write_text(json.dumps(facts))
     report.facts |= facts

@@ -8,10 +8,12 @@ and the scores are those of one rank.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -20,13 +22,13 @@ from ups.distributed.agreement import from_all
 from ups.distributed.runtime import Runtime
 from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parts import (
+    FACTS,
+    TENSORS,
     Capture,
     compare_gradients,
     exact,
     move_weights,
     open_run_data,
-    read_alone,
-    read_facts,
     run_steps,
     scored_trajectories,
     stage_name,
@@ -55,7 +57,8 @@ def train_alike(
     assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report
 ) -> nn.Module:
     """Two steps of one stage against those of one rank; returns the trained module. Collective: all ranks."""
-    weights, gradients = read_alone(assignment.work_dir, index)
+    paths = [assignment.work_dir / TENSORS.format(kind, index) for kind in ("weights", "gradients")]
+    weights, gradients = map(load_file, paths)
     where = stage_name(recipe, index)
 
     def after_first(found: dict[str, Tensor]) -> None:
@@ -75,7 +78,7 @@ def train_alike(
     with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
         check_same_start(weights_of(parts), weights, where)
         run_steps(parts)
-    expected = read_facts(assignment.work_dir)[f"rates_{index}"]
+    expected = json.loads((assignment.work_dir / FACTS).read_text())[f"rates_{index}"]
     if not same_rates(capture.rates, expected):
         raise CheckFailed(
             f"the learning rates of {counted(runtime.world_size, 'rank')} are {capture.rates}, of one rank {expected} "
@@ -170,7 +173,8 @@ def check_evaluation(assignment: Assignment, report: Report) -> None:
     last = Progress(stage_index=len(recipe.stages) - 1)
     with assemble(recipe, opened, runtime, last, change=move_weights) as parts:
         scores = validation_scores(recipe, opened, parts)
-    check_scores(from_all(scores, runtime.control_group), read_facts(assignment.work_dir)["scores"])
+    alone = json.loads((assignment.work_dir / FACTS).read_text())["scores"]
+    check_scores(from_all(scores, runtime.control_group), alone)
     report.facts["scores"] = scores
     which = "with the scores of one rank" if compared == total else f"{compared} of them with the scores of one rank"
     report.says = f"{total} held-out trajectories are scored once each, {which}"

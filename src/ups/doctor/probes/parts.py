@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ups.config.schema import Recipe
@@ -134,7 +132,8 @@ def stage_name(recipe: Recipe, index: int) -> str:
 
 
 NUM_STEPS = 2
-_TENSORS = "alone_{}.safetensors"
+# What one rank computed, for the comparison with many: weights and gradients of each stage, and rates and scores.
+TENSORS = "alone_{}_{}.safetensors"
 FACTS = "alone.json"
 
 
@@ -175,24 +174,6 @@ def plain_gradient(parts: Assembled) -> dict[str, Tensor]:
     found = {n: whole(p.grad) for n, p in parts.stage.named_parameters() if p.grad is not None}
     parts.stage.zero_grad(set_to_none=True)
     return found
-
-
-def keep_alone(folder: Path, index: int, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-    """Keep the tensors of one rank for stage `index`."""
-    tensors = {f"weight/{n}": t for n, t in weights.items()} | {f"gradient/{n}": t for n, t in gradients.items()}
-    save_file(tensors, folder / _TENSORS.format(index))
-
-
-def read_alone(folder: Path, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(weights, gradients) of one rank for stage `index`."""
-    tensors = load_file(folder / _TENSORS.format(index))
-    parts = [{n.partition("/")[2]: t for n, t in tensors.items() if n.startswith(kind)} for kind in ("weight", "grad")]
-    return parts[0], parts[1]
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Rates and scores of one rank."""
-    return dict(json.loads((folder / FACTS).read_text()))
 
 
 def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:
