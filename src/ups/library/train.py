@@ -143,7 +143,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):
             before = [name for name in INPUTS if (run_dir / name).exists()]
-            known = any(RunDir(run_dir).all_run_json())
+            known = RunDir(run_dir).has_run_json
             try:
                 restore_run(run_dir, recipe)
                 prepare(run_dir, resolved, ranks)

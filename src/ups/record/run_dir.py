@@ -72,9 +72,10 @@ class RunDir:
     # Written by launchers on the host that started a run elsewhere.
     launch = Entry("launch")
 
-    def all_run_json(self) -> list[Path]:
-        """All records of supervisors: `run.json`, and `run.NAME.json` of older versions."""
-        return sorted(self.path.glob("run*.json"))
+    @property
+    def has_run_json(self) -> bool:
+        """Whether there is a `run.json`, readable or not."""
+        return os.path.lexists(self.run_json)
 
     def start(self, stage: int) -> Path:
         """The copy of the weights from outside that a stage starts from."""

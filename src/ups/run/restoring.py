@@ -38,7 +38,7 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     recipe, CheckpointError if nothing in it can be trusted, BucketError if it cannot be asked.
     """
     url = recipe.checkpoint.mirror
-    if url is None or any(RunDir(run_dir).all_run_json()):
+    if url is None or RunDir(run_dir).has_run_json:
         return None
     bucket = open_bucket(url)
     try:

@@ -1,8 +1,8 @@
 """`run.json`: state, attempts, faults and verdict of a run, written by its supervisor and nobody else.
 
 Every write is atomic, so a reader sees the old or the new state. With several hosts only the one of host 0 writes;
-where the ranks of the others are is in `hosts/` (`status.py`). Files `run.NAME.json` are merged by readers. Also the
-locks that make sure of one supervisor for a run and one `ups run` for its steps: taken before anything is written.
+where the ranks of the others are is in `hosts/` (`status.py`). Also the locks that make sure of one supervisor for a
+run and one `ups run` for its steps: taken before anything is written.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ _DOCUMENTS = TypeAdapter(RunDocument)
 class RunFile:
     """The writer. `document` is plain JSON; change it, then `save`."""
 
-    def __init__(self, run_dir: Path, name: str = "run.json") -> None:
-        self.path = run_dir / name
+    def __init__(self, run_dir: Path) -> None:
+        self.path = RunDir(run_dir).run_json
         self.document: RunDocument = {}  # type: ignore[typeddict-item]
 
     def begin(self, *, ranks: int, max_restarts: int, box_root: Path, identity: RunIdentity | None = None) -> None:
@@ -150,6 +150,7 @@ class RunFile:
             # Only a killed supervisor leaves this behind: a living one holds the lock of the run.
             for attempt in earlier.get("attempts", [])[-1:]:
                 attempt.setdefault("outcome", "supervisor_died")
+        own = processes.read_process(os.getpid())
         self.document = {
             "format": 1,
             "name": self.path.parent.name,
@@ -159,7 +160,7 @@ class RunFile:
             "exit_code": None,
             "host": os.uname().nodename,
             "supervisor_pid": os.getpid(),
-            "supervisor_started": _start_time(os.getpid()),
+            "supervisor_started": 0 if own is None else own.start_ticks,
             "ranks": ranks,
             "max_restarts": max_restarts,
             "started": earlier.get("started", time.time()),
@@ -224,26 +225,20 @@ def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
 
 
 def read_run(run_dir: Path) -> RunDocument:
-    """The state of a run, merged over hosts; `died` if it says running but its supervisor is gone from this host."""
-    documents, problems = [], []
-    for path in RunDir(run_dir).all_run_json():
-        try:
-            documents.append(_read(path))
-        except (OSError, ValueError) as error:
-            problems.append(f" ({path.name}: {getattr(error, 'strerror', None) or error})")
-    if not documents:
+    """The state of a run; `died` if it says running but its supervisor is gone from this host."""
+    try:
+        document = _read(RunDir(run_dir).run_json)
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{run_dir} has no readable run.json{problems[0] if problems else ''}",
+            f"{run_dir} has no readable run.json: {getattr(error, 'strerror', None) or error}",
             hint="give the directory of a run that was started",
-        )
-    merged = documents[0]
-    for other in documents[1:]:
-        merged = _merge(merged, other)
-    if merged["state"] == "running" and (_supervisor_is_gone(merged) or ("hosts" in merged and head_was_lost(run_dir))):
+        ) from error
+    running = document["state"] == "running"
+    if running and (_supervisor_is_gone(document) or ("hosts" in document and head_was_lost(run_dir))):
         code = exit_code_of_cause("supervisor_died")
-        merged |= {"state": "died", "cause": "supervisor_died", "exit_code": code}
-        merged["verdict"] = verdict_line("died", code, merged["attempts"], "supervisor_died")
-    return merged
+        document |= {"state": "died", "cause": "supervisor_died", "exit_code": code}
+        document["verdict"] = verdict_line("died", code, document["attempts"], "supervisor_died")
+    return document
 
 
 def run_identity(run_dir: Path) -> RunIdentity | None:
@@ -311,9 +306,8 @@ def note_gate(run_dir: Path, conditions: list[dict[str, Any]], failed: str) -> s
 
 
 def is_unreadable(run_dir: Path) -> bool:
-    """Whether the directory has the record of a run, and not one of its files can be read."""
-    paths = RunDir(run_dir).all_run_json()
-    return bool(paths) and all(_read_or_none(path) is None for path in paths)
+    """Whether the directory has the record of a run, and it cannot be read."""
+    return RunDir(run_dir).has_run_json and not was_started(run_dir)
 
 
 def living_supervisor(run_dir: Path) -> int:
@@ -328,7 +322,7 @@ def find_run(name: str, base: Path | None = None) -> Path:
     """The directory of a run given by path or by its name under runs/."""
     base = base or Path.cwd()
     for candidate in meant_by(name, base):
-        if RunDir(candidate).all_run_json():
+        if RunDir(candidate).has_run_json:
             return candidate.resolve()
         if RunDir(candidate).steps_lock.is_file():
             raise ConfigError(
@@ -357,7 +351,7 @@ def survey_runs(directory: Path) -> tuple[list[tuple[Path, RunDocument]], list[t
     readable, unreadable = [], []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         try:
-            if path.is_dir() and RunDir(path).all_run_json():
+            if path.is_dir() and RunDir(path).has_run_json:
                 readable.append((path, read_run(path)))
         except UpsError as error:
             unreadable.append((path, error.message.removeprefix(f"{path} has no readable ")))
@@ -377,38 +371,14 @@ def faults_of(document: RunDocument) -> list[dict[str, Any]]:
     return sorted(faults, key=lambda fault: (fault["attempt"], fault.get("time_wall", 0.0)))
 
 
-def _merge(one: RunDocument, other: RunDocument) -> RunDocument:
-    """Two hosts of one run: the worse state wins, faults are put side by side by attempt."""
-    order = ("failed", "stopped", "preempted", "running", GATE_FAILED, "completed")
-    worse = min((one, other), key=lambda d: order.index(d["state"]) if d["state"] in order else 0)
-    attempts: dict[int, dict[str, Any]] = {}
-    for document in (one, other):
-        for attempt in document["attempts"]:
-            known = attempts.setdefault(attempt["number"], {**attempt, "faults": []})
-            known["faults"] = [*known["faults"], *attempt.get("faults", [])]
-    merged = worse.copy()
-    merged["ranks"], merged["notices"] = one["ranks"] + other["ranks"], one["notices"] + other["notices"]
-    merged["attempts"] = [attempts[number] for number in sorted(attempts)]
-    merged["started"] = min(one["started"], other["started"])
-    return merged
-
-
 def _supervisor_is_gone(document: RunDocument) -> bool:
     if document.get("machine", machine_mark()) != machine_mark():
         return False  # of several hosts another one, whatever its name is
     if document.get("host") != os.uname().nodename:
         return False
-    pid = document.get("supervisor_pid", 0)
+    process = processes.read_process(document.get("supervisor_pid", 0))
     # A number can be given to a new process; its start time distinguishes the two.
-    return not processes.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
-
-
-def _start_time(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    return int(text[text.rindex(")") + 2 :].split()[19])
+    return process is None or process.state == "Z" or process.start_ticks != document.get("supervisor_started")
 
 
 def _read(path: Path) -> RunDocument:

@@ -1,4 +1,4 @@
-"""run.json: what was written stays, a dead supervisor is seen, several hosts are one run."""
+"""run.json: what was written stays, a dead supervisor is seen."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from ups.errors import EXIT_CODES, ConfigError
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, faults_of, find_run, hold_steps, list_runs, note_gate, read_run, state_after
+from ups.supervise.run_file import RunFile, find_run, hold_steps, list_runs, note_gate, read_run, state_after
 from ups.supervise.why import explain
 
 
@@ -21,9 +21,9 @@ def fault(rank: int, time_wall: float = 0.0) -> dict[str, Any]:
     return Fault(0, rank, 16, "h", 7, "data", "killed(SIGKILL)", time_wall=time_wall).document()
 
 
-def begin(run_dir: Path, name: str = "run.json", ranks: int = 2) -> RunFile:
+def begin(run_dir: Path, ranks: int = 2) -> RunFile:
     run_dir.mkdir(parents=True, exist_ok=True)
-    file = RunFile(run_dir, name)
+    file = RunFile(run_dir)
     file.begin(ranks=ranks, max_restarts=3, box_root=run_dir / "box")
     return file
 
@@ -59,18 +59,6 @@ def test_a_second_stretch_keeps_the_attempts_and_overrides_of_the_first(tmp_path
     again = begin(tmp_path).document
     assert again["attempts"][0]["outcome"] == "supervisor_died"
     assert again["overrides"] == {"engine.micro_batch_size": 4}
-
-
-def test_hosts_are_merged_into_one_run_and_the_worse_state_wins(tmp_path: Path) -> None:
-    one, two = begin(tmp_path, "run.a.json"), begin(tmp_path, "run.b.json")
-    one.document["attempts"].append({"number": 0, "faults": [fault(1, 5.0)]})
-    two.document["attempts"].append({"number": 0, "faults": [fault(9, 4.0)]})
-    one.document["state"], two.document["state"] = "completed", "failed"
-    one.save()
-    two.save()
-    merged = read_run(tmp_path)
-    assert (merged["state"], merged["ranks"]) == ("failed", 4)
-    assert [fault["rank"] for fault in faults_of(merged)] == [9, 1]
 
 
 def test_a_run_is_found_by_path_or_by_name(tmp_path: Path) -> None:
@@ -120,7 +108,6 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
         bad = tmp_path / f"bad_{number}"
         bad.mkdir()
         (bad / "run.json").write_text(json.dumps({**good.document, **change}))
-    (tmp_path / "bad_0" / "run.other.json").write_text('{"format": 1}')
     assert [path.name for path, _ in list_runs(tmp_path)] == ["good"]
 
 
