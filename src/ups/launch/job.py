@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ups.buckets.client import holds_secret
 from ups.config.schema import Recipe
-from ups.errors import ConfigError
+from ups.errors import ConfigError, MachineError
 from ups.record.files import machine_error, write_file_atomically
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
@@ -37,7 +39,7 @@ _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]{0,127})\}")
 _SECRET_WORDS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:([1-9][0-9]?)")
+_GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:[1-9][0-9]?")
 _WHEEL_AT_END = re.compile(r"([^/\s]+\.whl)([?#]\S*)?$")
 # NAME-VERSION[-BUILD]-PYTHON-ABI-PLATFORM: pip reads what it installs from the name alone.
 _WHEEL_NAME = re.compile(r"[^-]+-[^-]+(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
@@ -92,15 +94,10 @@ class RentedJob:
                 f"--install: '{wheel[1]}' is no name of a wheel, and pip would refuse it on the machine",
                 hint="keep the name that `pip wheel` gave it, such as universal_simulator-1.0-py3-none-any.whl",
             )
-        if self.mirror and not _BUCKET.fullmatch(self.mirror):
-            raise ConfigError(f"--mirror '{self.mirror}' is no bucket", hint="such as s3://bucket/prefix")
+        check_word("--mirror", self.mirror, _BUCKET, "s3://bucket/prefix")
         object.__setattr__(self, "fetched", [_path_and_bucket(one) for one in self.data])
         for name in self.secrets:
-            if not _VARIABLE.fullmatch(name):
-                raise ConfigError(
-                    f"--secret '{name}' is no name of a variable",
-                    hint="only the name, never NAME=VALUE: the value stays",
-                )
+            check_word("--secret", name, _VARIABLE, "AWS_SECRET_ACCESS_KEY, only the name: the value stays")
         plain_variables(self.variables)
 
     @property
@@ -133,12 +130,16 @@ class RentedJob:
         return bool(self.mirror or self.fetched)
 
 
+def check_word(option: str, word: str, pattern: re.Pattern[str], example: str) -> None:
+    """Raise ConfigError for the value of an option that does not fit; an empty one was not given."""
+    if word and not pattern.fullmatch(word):
+        raise ConfigError(f"{option} '{printable(word)}' is not valid", hint=f"such as {example}")
+
+
 def num_gpus(text: str) -> int:
     """How many GPUs KIND:COUNT are, and 0 for an empty text. Raises ConfigError."""
-    match = _GPUS.fullmatch(text)
-    if text and not match:
-        raise ConfigError(f"--gpus '{text}' is not KIND:COUNT", hint="such as A100:8")
-    return int(match[1]) if match else 0
+    check_word("--gpus", text, _GPUS, "A100:8 (KIND:COUNT)")
+    return int(text.partition(":")[2] or 0)
 
 
 def secret_names(recipe: str, given: Sequence[str]) -> list[str]:
@@ -276,3 +277,25 @@ def write_script(run_dir: Path, name: str, text: str) -> Path:
         raise machine_error(f"cannot write to {path.parent}", error) from error
     write_file_atomically(path, text.encode())
     return path
+
+
+def hand_in(program: Sequence[str], scheduler: str, path: Path, hint: str, seconds: float) -> str:
+    """Run the program that takes a script, at `path`; returns what it printed. Raises MachineError."""
+    try:
+        done = subprocess.run(
+            program, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"{scheduler} has not answered for {seconds:.0f} s; the job may have been handed in", hint=hint
+        ) from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[-500:] or f"exit code {done.returncode}"
+        raise MachineError(f"{scheduler} refuses the job: {said}", hint=f"the script is {path}")
+    return done.stdout.strip()
+
+
+def require_program(program: str, hint: str) -> None:
+    """Raise MachineError if a program is missing that a launcher calls."""
+    if shutil.which(program) is None:
+        raise MachineError(f"there is no `{program}` here", hint=f"{hint}; --dry-run shows what would be sent")

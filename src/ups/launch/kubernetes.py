@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ups.errors import EXIT_CODES, ConfigError
-from ups.launch.job import plain_variables, secret_names
+from ups.launch.job import check_word, plain_variables, secret_names
 
 if TYPE_CHECKING:
     from ups.config.recipe import ResolvedRecipe
@@ -41,15 +41,10 @@ TRIED_AGAIN = (6, 11)
 # The Job of a JobSet; names of pods are made of it.
 PART = "host"
 _RUN_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_LABEL = re.compile(r"[^=\s]+=[^=\s]+")
+_AMOUNT = re.compile(r"\d+(\.\d+)?[MGT]i?")
 # What stands in a name of DNS between two dots.
 _MAX_LABEL = 63
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-_VALUE = r"([A-Za-z0-9](?:[-.\w]{0,61}[A-Za-z0-9])?)"
-_KEY = rf"((?:[a-z0-9.-]{{1,253}}/)?{_VALUE[1:-1]})"
-_LABEL = re.compile(rf"{_KEY}={_VALUE}", re.ASCII)
-# As `kubectl taint` writes it; a toleration without a value or an effect fits all of them.
-_TAINT = re.compile(rf"{_KEY}(?:={_VALUE})?(?::(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 # By this label Kueue knows what it holds back until there is room.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -90,25 +85,11 @@ class KubernetesJob:
                 f"run.name '{self.name}' is no name for pods on Kubernetes",
                 hint=f"a letter, then letters, digits and -, {most} at most: --set run.name=NAME",
             )
-        for what in ("claim", "secret", "namespace", "priority", "queue"):
-            word = getattr(self, what)
-            if word and not _NAME.fullmatch(word):
-                raise ConfigError(
-                    f"--{what} '{word}' is no name on Kubernetes", hint="lower case letters, digits and -"
-                )
-        wrong = [f"--node-label '{word}' is not KEY=VALUE" for word in self.node_labels if not _LABEL.fullmatch(word)]
-        wrong += [
-            f"--toleration '{word}' is not KEY[=VALUE][:EFFECT]"
-            for word in self.tolerations
-            if not _TAINT.fullmatch(word)
-        ]
-        if wrong:
-            raise ConfigError(wrong[0], hint="such as --node-label pool=h100 --toleration spot=true:NoSchedule")
+        for word in self.node_labels:
+            check_word("--node-label", word, _LABEL, "pool=h100 (KEY=VALUE)")
+        # In bytes without a unit, which nobody means. Names and other values are checked by the cluster.
+        check_word("--memory", self.memory, _AMOUNT, "64Gi")
         plain_variables(self.variables)
-        if not _IMAGE.fullmatch(self.image):
-            raise ConfigError(f"--image '{self.image}' is no image", hint="such as registry.example.org/ups:1.0")
-        if self.memory and not re.fullmatch(r"\d+(\.\d+)?[MGT]i?", self.memory):
-            raise ConfigError(f"--memory '{self.memory}' is no amount with a unit", hint="such as 64Gi")
 
     def pod(self, host: int) -> str:
         """The name by which the pod of a host is found; it is the same after every restart."""
@@ -185,8 +166,11 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
     resources["memory"] = job.memory or f"{GIB_OF_RANK * job.ranks_per_host}Gi"
     # Nodes with GPUs usually keep off what does not tolerate this taint.
     tolerations = [{"key": GPU, "operator": "Exists"}] if job.gpus_per_host else []
-    for key, value, effect in (_TAINT.fullmatch(word).groups() for word in job.tolerations):  # type: ignore[union-attr]
-        match = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
+    for word in job.tolerations:
+        # As `kubectl taint` writes it; a toleration without a value or an effect fits all of them.
+        taint, _, effect = word.partition(":")
+        key, equals, value = taint.partition("=")
+        match = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
         tolerations.append({"key": key, **match, **({"effect": effect} if effect else {})})
     if job.gpus_per_host:
         resources[GPU] = str(job.gpus_per_host)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +16,20 @@ from typing import Any
 
 import yaml
 
-from ups.errors import ConfigError, MachineError
+from ups.errors import ConfigError
 from ups.launch.job import (
     PLACE,
     RECIPE_NAME,
     RentedJob,
     changes,
+    check_word,
     enter,
     fetch,
+    hand_in,
     leave_results,
     num_gpus,
     plain_variables,
+    require_program,
     run,
     setup,
     write_script,
@@ -65,13 +66,10 @@ class SkyPilotJob:
     disk: int = 100
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.machine.name.lower().replace("_", "-").replace(".", "-")):
-            raise ConfigError(f"run.name '{self.machine.name}' is too long for SkyPilot", hint="up to 52 characters")
+        check_word("run.name", self.name, _NAME, "small-1, up to 52 characters")
         num_gpus(self.gpus)
-        if self.infra and not _INFRA.fullmatch(self.infra):
-            raise ConfigError(f"--infra '{self.infra}' is no place of SkyPilot", hint="such as aws/us-east-1")
-        if self.volume and not _NAME.fullmatch(self.volume):
-            raise ConfigError(f"--volume '{self.volume}' is no name", hint="lower case letters, digits and -")
+        check_word("--infra", self.infra, _INFRA, "aws/us-east-1")
+        check_word("--volume", self.volume, _NAME, "shared-1: lower case letters, digits and -")
         if self.spot and not self.machine.mirror:
             raise ConfigError(
                 "a spot machine disappears with its checkpoints", hint="--mirror s3://bucket/prefix keeps them"
@@ -135,26 +133,10 @@ def command(program: str, job: SkyPilotJob, path: Path) -> list[str]:
 
 def submit(job: SkyPilotJob, program: str) -> str:
     """Write the task into the run directory and hand it in; returns what SkyPilot said last. Raises MachineError."""
-    if shutil.which(program) is None:
-        raise MachineError(
-            f"there is no `{program}` here",
-            hint="install SkyPilot in an environment of its own, and name it: --sky PATH; --dry-run shows the task",
-        )
+    require_program(program, "install SkyPilot in an environment of its own, and name it: --sky PATH")
     path = write_script(job.run_dir, TASK_NAME, text(job))
-    words = command(program, job, path)
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_DEADLINE_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise MachineError(
-            f"SkyPilot has not answered for {_DEADLINE_SECONDS // 60} minutes; the job may have been handed in",
-            hint=f"see `{program} jobs queue`; `{program} jobs cancel --name {job.name}` ends it",
-        ) from None
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[-500:] or f"exit code {done.returncode}"
-        raise MachineError(f"SkyPilot refuses the job: {said}", hint=f"the task is {path}")
-    return done.stdout.strip().rpartition("\n")[2]
+    hint = f"see `{program} jobs queue`; `{program} jobs cancel --name {job.name}` ends it"
+    return hand_in(command(program, job, path), "SkyPilot", path, hint, _DEADLINE_SECONDS).rpartition("\n")[2]
 
 
 def _run(job: SkyPilotJob) -> list[str]:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups.errors import ConfigError, MachineError
-from ups.launch.job import write_script
+from ups.launch.job import check_word, hand_in, require_program, write_script
 from ups.record.run_dir import RunDir
-from ups.record.text import printable
 
 SCRIPT_NAME = "job.sh"
 # So long before the end ranks are asked to save.
 WARNING_SECONDS = 120
 _TIME = re.compile(r"\d+(:\d\d(:\d\d)?)?|\d+-\d+(:\d\d(:\d\d)?)?")
-_WORD = re.compile(r"[A-Za-z0-9._,@:=+/%\[\]-]+")
-# What sbatch reads in another way than it stands there (quotes, comments, %j), or what ends the line.
-_MISREAD = re.compile(r"[\s\"'\\#%]")
+_NAME = re.compile(r"[A-Za-z0-9._,@:=+/%\[\]][A-Za-z0-9._,@:=+/%\[\]-]*")
+_OPTION = re.compile(r"--[A-Za-z0-9._,@:=+/%\[\]-]+")
+# Without what sbatch reads in another way than it stands there (quotes, comments, %j), or what ends the line.
+_PATH = re.compile(r"[^\s\"'\\#%\x00-\x1f\x7f-\x9f]+")
 _DEADLINE_SECONDS = 60
 
 
@@ -53,24 +50,13 @@ class SlurmJob:
     changes: Sequence[Sequence[str]] = ((),)
 
     def __post_init__(self) -> None:
-        if not _TIME.fullmatch(self.time):
-            raise ConfigError(f"'{self.time}' is no time of Slurm", hint="such as 30, 24:00:00 or 2-00:00:00")
-        for word in (self.name, self.partition, self.account, *self.options):
-            if word and not _WORD.fullmatch(word):
-                raise ConfigError(f"'{word}' cannot stand in a script of Slurm", hint="use letters, digits and .,-_=:")
-        for word in (self.name, self.partition, self.account):
-            if word.startswith("-"):
-                raise ConfigError(f"'{word}' begins like an option of Slurm", hint="begin it with a letter or digit")
-        place = str(self.run_dir)
-        if _MISREAD.search(place) or not place.isprintable():
-            # A line break in it would be a line of the script, which is run.
-            raise ConfigError(
-                f"the run directory '{printable(place)}' cannot stand in a script of Slurm",
-                hint="use a path without spaces, quotes, backslashes, '#', '%' and control characters: set run.dir",
-            )
-        wrong = [option for option in self.options if not option.startswith("--")]
-        if wrong:
-            raise ConfigError(f"'{wrong[0]}' is no option of sbatch", hint="write it as --qos=long")
+        # A line break in a word would be a line of the script, which is run.
+        check_word("--time", self.time, _TIME, "30, 24:00:00 or 2-00:00:00")
+        for option, word in (("run.name", self.name), ("--partition", self.partition), ("--account", self.account)):
+            check_word(option, word, _NAME, "small-1: letters, digits and .,-_=:, not - first")
+        for word in self.options:
+            check_word("--sbatch", word, _OPTION, "--qos=long, without spaces and quotes")
+        check_word("run.dir", str(self.run_dir), _PATH, "runs/small, without spaces, quotes, backslashes, # and %")
 
     @property
     def is_array(self) -> bool:
@@ -117,23 +103,10 @@ def script(job: SlurmJob) -> str:
 
 def submit(job: SlurmJob) -> str:
     """Write the script into the run directory and hand it in; returns the number of the job. Raises MachineError."""
-    if shutil.which("sbatch") is None:
-        raise MachineError(
-            "there is no `sbatch` here: this host cannot submit jobs to Slurm",
-            hint="run this on a login host of the cluster; --dry-run shows the script",
-        )
-    write_script(job.run_dir, SCRIPT_NAME, script(job))
-    done = subprocess.run(
-        ["sbatch", "--parsable", str(job.script_path)],
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        said = " ".join(done.stderr.split())[-500:] or f"exit code {done.returncode}"
-        raise MachineError(f"Slurm refuses the job: {said}", hint=f"the script is {job.script_path}")
-    return done.stdout.strip().partition(";")[0]
+    require_program("sbatch", "run this on a login host of the cluster")
+    path = write_script(job.run_dir, SCRIPT_NAME, script(job))
+    printed = hand_in(["sbatch", "--parsable", str(path)], "Slurm", path, "see `squeue --me`", _DEADLINE_SECONDS)
+    return printed.partition(";")[0]
 
 
 def _own_changes(job: SlurmJob) -> list[str]:

@@ -27,6 +27,7 @@ from ups.launch.job import (
     RECIPE_NAME,
     RentedJob,
     changes,
+    check_word,
     fetch,
     leave_results,
     num_gpus,
@@ -167,8 +168,7 @@ class VastJob:
     def __post_init__(self) -> None:
         if not num_gpus(self.gpus):
             raise ConfigError("a machine at Vast has GPUs", hint="--gpus RTX_4090:1")
-        if not _IMAGE.fullmatch(self.image):
-            raise ConfigError(f"--image '{self.image}' is no image", hint="one with Python and torch")
+        check_word("--image", self.image, _IMAGE, "pytorch/pytorch:TAG, with Python and torch")
         if not self.machine.mirror:
             raise ConfigError("the machine disappears with its checkpoints", hint="--mirror s3://bucket/prefix")
         if not self.label:

@@ -7,12 +7,12 @@ What it prints is never passed on as a whole: rows of instances hold variables.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 from ups.errors import MachineError
+from ups.launch.job import require_program
 
 
 class VastError(MachineError):
@@ -32,11 +32,7 @@ class VastClient:
 
     def require(self) -> None:
         """Raise MachineError if there is no client."""
-        if shutil.which(self.program) is None:
-            raise MachineError(
-                f"there is no `{self.program}` here",
-                hint="install it in an environment of its own, and name it: --vastai PATH; --dry-run shows the calls",
-            )
+        require_program(self.program, "install it in an environment of its own, and name it: --vastai PATH")
 
     def offers(self, words: Sequence[str]) -> list[dict[str, Any]]:
         return [row for row in _list(self._json(words)) if isinstance(row.get("id"), int)]

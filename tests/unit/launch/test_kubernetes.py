@@ -158,9 +158,6 @@ def test_a_run_that_fails_on_all_hosts_counts_as_one_failure() -> None:
         {"name": "1st-run"},
         {"name": "a" * 60},
         {"name": "a" * 50, "jobset": True},
-        {"claim": "a b"},
-        {"namespace": "a b"},
-        {"image": "x y"},
         {"memory": "lots"},
         {"memory": "64"},  # bytes
         {"variables": ["NAME"]},
@@ -170,10 +167,6 @@ def test_a_run_that_fails_on_all_hosts_counts_as_one_failure() -> None:
         {"node_labels": ["pool"]},
         {"node_labels": ["pool=a b"]},
         {"node_labels": ["pool=a=b"]},
-        {"tolerations": ["spot:Sometimes"]},
-        {"tolerations": ["spot=true:NoSchedule\n"]},
-        {"priority": "High Priority"},
-        {"queue": "a/b"},
     ],
 )
 def test_names_that_kubernetes_refuses_are_refused_here(wrong: dict[str, Any]) -> None:
