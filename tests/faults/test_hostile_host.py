@@ -75,7 +75,7 @@ class Host:
         return head.returncode, head.communicate()[0]
 
     def _ping(self) -> None:
-        self.session.send({"ping": time.monotonic_ns(), "at": self._position, "clock_error": 0.0})
+        self.session.send({"ping": time.monotonic_ns(), "at": self._position})
 
 
 @contextlib.contextmanager

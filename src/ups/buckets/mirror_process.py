@@ -19,16 +19,22 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from ups.buckets.client import open_bucket
 from ups.buckets.run_copy import RunCopy
 from ups.errors import ConfigError, UpsError
-from ups.record.files import HeldDirectory, is_number, is_whole, read_object, write_file_atomically
+from ups.record.files import HeldDirectory, read_object, write_file_atomically
 from ups.record.run_dir import RunDir
 
 # Exit codes of the process that copies.
 REFUSED = 3
 LATE = 12
+
+
+_Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 @dataclass(slots=True)
@@ -37,11 +43,11 @@ class MirrorNote:
     checkpoint of the run (seconds since 1970), None if it has all. problem: why the last try failed, '' if it did not.
     updated: when this was written."""
 
-    url: str
-    step: int | None = None
-    behind_since: float | None = None
-    problem: str = ""
-    updated: float = 0.0
+    url: StrictStr
+    step: StrictInt | None = None
+    behind_since: _Seconds | None = None
+    problem: StrictStr = ""
+    updated: _Seconds = 0.0
 
     def save(self, run_dir: Path) -> None:
         """Write the note; raises OSError or a MachineError where that is not possible."""
@@ -57,20 +63,14 @@ class MirrorNote:
         return f"has {has}{newest}, behind for {max(0.0, time.time() - self.behind_since):.0f} s"
 
 
+_NOTES = TypeAdapter(MirrorNote)
+
+
 def read_note(run_dir: Path) -> MirrorNote | None:
     """The note of a run, None if it has none that can be read."""
-    document = read_object(RunDir(run_dir).mirror_note)
-    if (
-        document is None
-        or document.keys() != MirrorNote.__dataclass_fields__.keys()
-        or not isinstance(document["url"], str)
-        or not isinstance(document["problem"], str)
-        or not (document["step"] is None or is_whole(document["step"]))
-        or not (document["behind_since"] is None or is_number(document["behind_since"]))
-        or not is_number(document["updated"])
-    ):
-        return None
-    return MirrorNote(**document)
+    with contextlib.suppress(ValidationError):
+        return _NOTES.validate_python(read_object(RunDir(run_dir).mirror_note))
+    return None
 
 
 POLL_SECONDS = 0.5

@@ -43,7 +43,14 @@ from ups.errors import (
     UpsError,
 )
 from ups.record.checkpoints import PROGRESS_NAME, list_checkpoints
-from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, safe_read, write_file_atomically
+from ups.record.files import (
+    MAX_RUN_BYTES,
+    TEMPORARY_PREFIX,
+    parse_object,
+    read_object,
+    safe_read,
+    write_file_atomically,
+)
 from ups.record.identity import RunIdentity
 from ups.record.manifest import (
     COMMITTED_NAME,
@@ -175,8 +182,7 @@ def committed_in(bucket: Bucket, folder: str) -> str:
     """The hash of the manifest that the marker of a folder names, '' if it has none that can be read."""
     content = get(bucket, f"{folder}/{COMMITTED_NAME}", MAX_MARKER_BYTES)
     with contextlib.suppress(ValueError):
-        marker = json.loads(content or b"null")
-        sha256 = marker.get("manifest_sha256") if isinstance(marker, dict) else None
+        sha256 = parse_object(content or b"").get("manifest_sha256")
         return sha256 if isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) else ""
     return ""
 
@@ -192,11 +198,9 @@ def steps_in(bucket: Bucket) -> dict[int, str]:
 def identity_in(bucket: Bucket) -> RunIdentity | None:
     """The identity of the run whose copy is in the bucket, None if there is none."""
     content = get(bucket, RunDir.run_json.name, MAX_RUN_BYTES)
-    try:
-        document = json.loads(content) if content is not None else None
-    except (ValueError, RecursionError):
-        return None
-    return RunIdentity.from_json(document.get("identity")) if isinstance(document, dict) else None
+    with contextlib.suppress(ValueError):
+        return RunIdentity.from_json(parse_object(content or b"").get("identity"))
+    return None
 
 
 class RunCopy:

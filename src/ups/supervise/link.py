@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import MachineError
+from ups.record.files import parse_object
 from ups.record.run_dir import RunDir
 
 SECRET_VARIABLE = "UPS_LINK_SECRET"  # noqa: S105 - the name of a variable
@@ -224,9 +225,6 @@ def _bytes(text: str) -> bytes:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LinkClosed("a frame is not JSON") from error
-    if not isinstance(value, dict):
-        raise LinkClosed("a frame is not a JSON object")
-    return value
+        return parse_object(text)
+    except ValueError as error:
+        raise LinkClosed(f"a frame cannot be used: {error}") from error

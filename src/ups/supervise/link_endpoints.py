@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import socketserver
 import threading
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from ups.supervise.link import LinkClosed, Session, make_secret, read_secret, re
 from ups.supervise.options import HostInfo
 
 _TICK_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 # Who was not scheduled for so long was frozen itself: nobody is accused of that silence.
 FROZEN_SECONDS = 5.0
 _MAX_STRANGERS = 32
@@ -49,7 +51,6 @@ class Peer:
     report: dict[str, Any] = field(default_factory=dict)
     # [rank, step, phase] of its rank that is furthest behind.
     position: list[Any] = field(default_factory=list)
-    clock_error_seconds: float = 0.0
 
 
 @contextlib.contextmanager
@@ -66,8 +67,11 @@ def head_link(host_info: HostInfo, world: int, version: str, run_dir: Path) -> I
         remove_secret(run_dir)
 
 
-class HeadLink:
-    """Listens until it is closed."""
+class HeadLink(socketserver.ThreadingTCPServer):
+    """Listens until it is closed, with a thread for each connection."""
+
+    allow_reuse_address = daemon_threads = True
+    block_on_close = False
 
     def __init__(self, host_info: HostInfo, world: int, version: str, secret: bytes) -> None:
         self._host, self._world, self._version, self._secret = host_info, world, version, secret
@@ -79,17 +83,15 @@ class HeadLink:
         self._strangers = 0
         self._refusals = 0
         self._ticked = time.monotonic()
+        self.request_queue_size = max(128, host_info.count)
         try:
-            self._listening = socket.create_server(
-                (host_info.address, host_info.port), backlog=max(128, host_info.count)
-            )
+            super().__init__((host_info.address, host_info.port), socketserver.BaseRequestHandler)
         except OSError as error:
             raise MachineError(
                 f"host 0 cannot listen at {host_info.address}:{host_info.port}: {error.strerror}",
                 hint="--address is an address of host 0 itself, with a free port",
             ) from error
-        self._listening.settimeout(_TICK_SECONDS)
-        threading.Thread(target=self._serve, name="ups-link", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(_POLL_SECONDS,), name="ups-link", daemon=True).start()
 
     def peers(self) -> dict[int, Peer]:
         """All other hosts, by number; each is a copy."""
@@ -118,36 +120,21 @@ class HeadLink:
         with self._lock:
             self._closing = True
             sessions = [peer.session for peer in self._peers.values() if peer.session is not None]
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who waits there: the address is free at once
-        self._listening.close()
+        self.shutdown()
+        self.server_close()
         for session in sessions:
             session.close()
 
-    def _serve(self) -> None:
-        while not self._closing:
-            try:
-                connection, address = self._listening.accept()
-            except TimeoutError:
-                connection = None
-            except OSError:
-                if self._closing:
-                    return
-                time.sleep(_TICK_SECONDS)  # no descriptor left, for instance
-                connection = None
-            self._notice_freeze()
-            if connection is None:
-                continue
-            if self._strangers >= _MAX_STRANGERS:
-                connection.close()
-                continue
-            with self._lock:
-                self._strangers += 1
-            threading.Thread(
-                target=self._meet, args=(connection, address[0]), name="ups-link-peer", daemon=True
-            ).start()
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether a new connection is heard: only so many strangers at a time."""
+        if self._strangers >= _MAX_STRANGERS:
+            return False
+        with self._lock:
+            self._strangers += 1
+        return True
 
-    def _notice_freeze(self) -> None:
+    def service_actions(self) -> None:
+        """Several times a second: after a pause of this process nobody is blamed for its silence."""
         now = time.monotonic()
         with self._lock:
             if now - self._ticked > FROZEN_SECONDS:
@@ -156,22 +143,21 @@ class HeadLink:
                     peer.closed = now if peer.closed else 0.0
             self._ticked = now
 
-    def _meet(self, connection: socket.socket, address: str) -> None:
-        session = Session(connection)
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Speak with one supervisor until it leaves; the caller closes the connection."""
+        session = Session(request)
         try:
             who = session.accept(self._secret)
         except LinkClosed as error:
-            self._refuse(address, str(error))
-            session.close()
+            self._refuse(client_address[0], str(error))
             return
         finally:
             with self._lock:
                 self._strangers -= 1
         problem = self._join(session, who)
         if problem:
-            self._refuse(address, problem)
+            self._refuse(client_address[0], problem)
             _send(session, {"refused": problem})
-            session.close()
             return
         self._hear(session, int(who["number"]))
 
@@ -228,11 +214,8 @@ class HeadLink:
             session.send({"pong": message["ping"], "now": now_ns})
 
     def _take(self, peer: Peer, message: dict[str, Any]) -> None:
-        if "ping" in message:
-            if isinstance(message.get("at"), list):
-                peer.position = message["at"]
-            if isinstance(message.get("clock_error"), float):
-                peer.clock_error_seconds = message["clock_error"]
+        if "ping" in message and isinstance(message.get("at"), list):
+            peer.position = message["at"]
         if isinstance(message.get("report"), dict):
             peer.report = message["report"]
         if isinstance(message.get("line"), str):
@@ -401,8 +384,7 @@ class FollowerLink:
             now = time.monotonic()
             if now >= next_ping:
                 next_ping = now + _PING_SECONDS
-                error = min(self._exchanges)[0] / 2e9 if self._exchanges else 0.0
-                session.send({"ping": time.monotonic_ns(), "at": self._position, "clock_error": error})
+                session.send({"ping": time.monotonic_ns(), "at": self._position})
             if now - self._heard > _SILENT_SECONDS:
                 raise LinkClosed(f"nothing was heard for {_SILENT_SECONDS:.0f} s")
             message = session.receive(min(0.2, max(0.01, next_ping - now)))
