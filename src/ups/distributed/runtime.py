@@ -15,13 +15,11 @@ import errno
 import faulthandler
 import logging
 import os
-import signal
 import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,20 +66,16 @@ class Runtime:
 
     @staticmethod
     @contextlib.contextmanager
-    def start(
-        config: EngineConfig,
-        environment: RankEnvironment | None = None,
-        *,
-        stack_path: Path | None = None,
-    ) -> Iterator[Runtime]:
+    def start(config: EngineConfig, environment: RankEnvironment | None = None) -> Iterator[Runtime]:
         """Join the world described by the environment, and leave it within a deadline. Collective: all ranks.
 
-        `stack_path` gets the stacks of this rank on a fatal signal and on SIGUSR1. Raises MachineError for a device
-        that is not there: CUDA is never silently replaced by the CPU, nor NCCL by gloo.
+        Raises MachineError for a device that is not there: CUDA is never silently replaced by the CPU, nor NCCL by
+        gloo.
         """
         env = environment or RankEnvironment.read()
         with contextlib.ExitStack() as stack:
-            _register_faulthandler(stack, stack_path)
+            if not faulthandler.is_enabled():  # else the rank's failure recorder has given it a file already
+                faulthandler.enable(all_threads=True)
             device = choose_device(config.device, env)
             strategy = choose_strategy(config.strategy, env)
             _fix_arithmetic(stack, config, env, device)
@@ -162,22 +156,6 @@ def make_mesh(device_type: str, world_size: int, shard_ranks: int | None) -> Dev
 
 def _kind(device: torch.device) -> DeviceKind:
     return "cuda" if device.type == "cuda" else "cpu"
-
-
-def _register_faulthandler(stack: contextlib.ExitStack, path: Path | None) -> None:
-    """Stacks on fatal signals and on SIGUSR1, from C, so that they work with the GIL held or lost."""
-    if path is None:
-        if not faulthandler.is_enabled():  # else the rank's failure recorder has given it a file already
-            faulthandler.enable(all_threads=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = stack.enter_context(path.open("a"))
-    faulthandler.enable(file=file, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
-    # Before the file closes: a handler that writes to a closed descriptor may write into somebody else's file.
-    stack.callback(faulthandler.enable, all_threads=True)
-    stack.callback(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
-    stack.callback(faulthandler.unregister, signal.SIGUSR1)
 
 
 def _fix_arithmetic(

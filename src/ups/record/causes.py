@@ -86,9 +86,7 @@ _MISMATCH = re.compile(
 _NO_MEMORY = re.compile(
     r"out of memory|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory|not enough memory", re.IGNORECASE
 )
-_WORKER_DEAD = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
-
-_OWN_WORKER_DEAD = re.compile(r"was killed by (SIG\w+)")
+_WORKER_DEAD = re.compile(r"was killed by (SIG\w+)")
 
 
 def cause_of_error(error: BaseException) -> str:
@@ -98,7 +96,7 @@ def cause_of_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return cause_of_exit(exit_code_of(error))
     if isinstance(error, WorkerError):
-        ended = _OWN_WORKER_DEAD.search(text)
+        ended = _WORKER_DEAD.search(text)
         return f"{error.cause}({ended[1]})" if ended else error.cause
     if isinstance(error, UpsError):
         return error.cause
@@ -108,9 +106,6 @@ def cause_of_error(error: BaseException) -> str:
         or (names & {"RuntimeError"} and _NO_MEMORY.search(text))
     ):
         return "out_of_memory"
-    worker = _WORKER_DEAD.search(text)
-    if worker:
-        return f"worker_killed({_signal_of_description(worker[1])})" if worker[1] else "worker_killed"
     if "RuntimeError" in names and _MISMATCH.search(text):
         return "collective_mismatch"
     return f"exception({type(error).__name__})"
@@ -165,13 +160,6 @@ def signal_name(number: int) -> str:
 def base_name(cause: str) -> str:
     """The name without its detail: `exception` of `exception(KeyError)`."""
     return cause.partition("(")[0]
-
-
-def _signal_of_description(text: str) -> str:
-    for number in signal.valid_signals():
-        if (signal.strsignal(number) or "").strip() == text.strip():
-            return signal_name(number)
-    return text.strip().replace(" ", "_")
 
 
 class Event(Protocol):

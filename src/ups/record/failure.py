@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -102,7 +102,7 @@ def innermost(frames: Iterable[Frame]) -> Frame | None:
 
 
 def location_of_error(error: BaseException) -> Frame | None:
-    """Where an exception was raised; for one that crossed from a loader worker, where the worker raised it.
+    """Where an exception was raised.
 
     An error that ups raised `from` another one is reported at the place of that other one, if somebody can change it:
     what wraps a reader's mistake is not the mistake.
@@ -113,12 +113,6 @@ def location_of_error(error: BaseException) -> Frame | None:
     if isinstance(error, UpsError) and error.__cause__ is not None:
         frame = location_of_error(error.__cause__)
         if frame is not None and frame.ours:
-            return frame
-    text = str(error)
-    if "Original Traceback" in text:
-        # torch prints the worker's traceback, outermost frame first, inside the message.
-        frame = innermost(frames_of_text(text[text.index("Original Traceback") :]))
-        if frame is not None:
             return frame
     return innermost(frames_of_traceback(error.__traceback__))
 
@@ -250,26 +244,14 @@ class Recorder:
             "hint": error.hint if isinstance(error, UpsError) else "",
             "exit_code": error.exit_code if isinstance(error, UpsError) else 1,
             "at": frame.short() if frame else "-",
-            "frame": _frame_document(frame),
+            "frame": asdict(frame) if frame else None,
             "traceback": "".join(traceback.format_exception(error))[-_MAX_TEXT:],
             "threads": _stacks_of_threads(),
             "memory": memory_of_process(),
         }
-        document.update(self._position())
-        return document
-
-    def _position(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"step": 0, "phase": Phase.INIT.label, "stage": 0, "batch": 0, "collective": 0}
-        if self.box is None:
-            return empty
-        last = self.box.last
-        return {
-            "step": last.step,
-            "phase": last.phase.label,
-            "stage": last.stage,
-            "batch": last.batch,
-            "collective": last.collective,
-        }
+        last = None if self.box is None else self.box.last
+        document["phase"] = Phase.INIT.label if last is None else last.phase.label
+        return document | {key: getattr(last, key, 0) for key in ("step", "stage", "batch", "collective")}
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
@@ -367,10 +349,6 @@ def memory_of_process(pid: int | str = "self") -> dict[str, int]:
                 memory["device_allocated"] = int(torch.cuda.memory_allocated())
                 memory["device_reserved"] = int(torch.cuda.memory_reserved())
     return memory
-
-
-def _frame_document(frame: Frame | None) -> dict[str, Any] | None:
-    return None if frame is None else {"path": frame.path, "line": frame.line, "function": frame.function}
 
 
 def _stacks_of_threads() -> list[dict[str, str]]:

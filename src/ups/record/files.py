@@ -174,7 +174,7 @@ def load_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     return parse_object(safe_read(path, limit))
 
 
-def parse_object(content: bytes) -> dict[str, Any]:
+def parse_object(content: str | bytes) -> dict[str, Any]:
     """A JSON object of bounded depth. Raises ValueError with the reason."""
     try:
         document = json.loads(content)
@@ -212,11 +212,6 @@ def is_number(value: object) -> bool:
     """Whether a value from a document is a finite number: JSON has true, and Python reads NaN and 1e999 from it."""
     # A limit for whole numbers, too: those above 1e308 are no float.
     return type(value) in (int, float) and -1e300 < value < 1e300  # type: ignore[operator]
-
-
-def is_whole(value: object) -> bool:
-    """Whether a value from a document is a whole number of 64 bits, and not true or false."""
-    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def inside(directory: Path, name: str) -> Path | None:

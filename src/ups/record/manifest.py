@@ -41,6 +41,7 @@ from ups.record.files import (
     exchange,
     machine_error,
     open_regular,
+    parse_object,
     safe_read,
     sync_parents,
     sync_path,
@@ -290,19 +291,10 @@ def _read_small(path: Path) -> bytes | None:
 
 
 def _parse_json(content: bytes, where: str) -> dict[str, object]:
-    def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        document = dict(pairs)
-        if len(document) != len(pairs):
-            raise ValueError("a key stands twice")
-        return document
-
     try:
-        document = json.loads(content, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise IntegrityError(f"{where} is not a JSON object")
-    return document
+        return parse_object(content)
+    except ValueError as error:
+        raise IntegrityError(f"{where} cannot be used: {error}") from error
 
 
 def _is_plain_relative(path: str) -> bool:

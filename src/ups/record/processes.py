@@ -30,12 +30,16 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One line of /proc: `state` is R, S, D, T (stopped by a signal), t (traced), Z (dead, not yet reaped)."""
+    """One line of /proc: `state` is R, S, D, T (stopped by a signal), t (traced), Z (dead, not yet reaped).
+
+    start_ticks: when it was started, which distinguishes it from a later process of the same number.
+    """
 
     pid: int
     parent: int
     state: str
     cpu_seconds: float
+    start_ticks: int
 
 
 def module_command(module: str, *words: str, python: str = "") -> list[str]:
@@ -77,7 +81,7 @@ def read_process(pid: int) -> Process | None:
     # The name in parentheses may itself hold spaces and parentheses.
     fields = text[text.rindex(")") + 2 :].split()
     ticks = os.sysconf("SC_CLK_TCK")
-    return Process(pid, int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / ticks)
+    return Process(pid, int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / ticks, int(fields[19]))
 
 
 def exit_code_of_zombie(pid: int) -> int | None:

@@ -20,7 +20,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import Field, StrictBool
 
 from ups.errors import MachineError
 from ups.record import processes
@@ -28,7 +30,7 @@ from ups.record.blackbox import Phase, Record
 from ups.record.causes import cause_of_exit, signal_name
 from ups.record.run_dir import RunDir
 from ups.supervise import evidence
-from ups.supervise.fault import Fault
+from ups.supervise.fault import Fault, Number, Whole
 from ups.supervise.first_cause import (
     CollectiveLog,
     Mismatch,
@@ -72,16 +74,17 @@ class Outcome:
     """How an attempt ended: `finished`, `left` or `failed`; `ended` where only another host had a reason for that."""
 
     state: AttemptState
-    fault: Fault | None
-    last_step: int
-    exits: dict[int, int]
-    orphans: int
+    fault: Fault | None = None
+    last_step: Whole = 0
+    exits: dict[Annotated[int, Field(ge=0, lt=10**9)], Whole] = field(default_factory=dict)
+    orphans: Whole = 0
     # A rank that says it is done at an earlier step than the others.
-    behind: int | None = None
+    behind: Whole | None = None
     # When every rank was in its loop; None if that never happened.
-    training_wall: float | None = None
-    # What the fault was made from.
-    first: RankEnd | None = None
+    training_wall: Number | None = None
+    # Of the first cause: whether it is only a consequence, and its time by the clock of this host.
+    cascade: StrictBool = False
+    time_ns: Whole = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +387,7 @@ class Attempt:
         since = own.noticed_after_seconds if own else (noticed_ns - first.time_ns) / 1e9
         fault = self._fault(first, ends, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
         evidence.write(self.options.run_dir, fault, self._views, pictures)
-        return replace(self._outcome("failed", fault, orphans), first=first)
+        return replace(self._outcome("failed", fault, orphans), cascade=first.cascade, time_ns=first.time_ns)
 
     def _settle(self, launcher: Launcher) -> _Verdict | None:
         """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective.

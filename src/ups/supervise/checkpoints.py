@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ups.errors import CheckpointError, UpsError
+from ups.errors import UpsError
 from ups.record import manifest
 from ups.record.causes import base_name
 from ups.record.checkpoints import list_checkpoints
@@ -77,20 +77,6 @@ def damage_line(step: int, problem: str) -> str:
     return f"NOTICE checkpoint step={step} is damaged and is not used: {problem}"
 
 
-def prove_step(run_dir: Path, step: int, identity: RunIdentity | None = None) -> UpsError | None:
-    """None if the checkpoint of `step` is committed, every byte re-hashes and it is one of this run, else why not."""
-    path = dict(_candidates(run_dir)).get(step)
-    if path is None:
-        return CheckpointError(f"no checkpoint of the last step {step}")
-    try:
-        manifest.verify(path)
-        if identity is not None:
-            identity.check(path, step)
-    except UpsError as error:
-        return error
-    return None
-
-
 def _candidates(run_dir: Path) -> list[tuple[int, Path]]:
     """A checkpoint is a directory of the run. What a link points to may be anybody's, and no restart uses it."""
     return [(step, path) for step, path in list_checkpoints(run_dir) if path.is_dir() and not path.is_symlink()]
@@ -117,14 +103,17 @@ def missing_proof(
     """
     if expected is not None and last_step != expected:
         return "unproven(last_step)", f"the ranks are done at step {last_step} of {expected}"
-    error = prove_step(run_dir, last_step, identity)
+    path = dict(_candidates(run_dir)).get(last_step)
+    if path is None:
+        return "unproven(final_checkpoint)", f"no checkpoint of the last step {last_step}"
     try:
-        if error is None and check_inputs is not None:
+        manifest.verify(path)
+        if identity is not None:
+            identity.check(path, last_step)
+        if check_inputs is not None:
             check_inputs()
-    except UpsError as problem:
-        error = problem
-    if error is None:
-        return "", ""
-    # What names a substitution keeps its name; damage and absence mean that nothing is proven.
-    named = base_name(error.cause) in NOT_RETRIED
-    return (error.cause if named else "unproven(final_checkpoint)"), error.message
+    except UpsError as error:
+        # What names a substitution keeps its name; damage and absence mean that nothing is proven.
+        named = base_name(error.cause) in NOT_RETRIED
+        return (error.cause if named else "unproven(final_checkpoint)"), error.message
+    return "", ""

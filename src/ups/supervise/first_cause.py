@@ -24,7 +24,7 @@ from ups.supervise.rank_view import RankView
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """What one rank's death looks like. `exit_code` is what `ups train` returns for this cause."""
+    """What one rank's death looks like."""
 
     rank: int
     time_ns: int
@@ -35,7 +35,6 @@ class RankEnd:
     cascade: bool = False
     message: str = ""
     hint: str = ""
-    exit_code: int = 6
 
     def document(self) -> dict[str, Any]:
         """As evidence in the fault's record."""
@@ -88,7 +87,6 @@ def _rank_end(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
             bool(failure["cascade"]),
             message,
             str(failure["hint"]),
-            exit_code_for(cause),
         )
     if ended is None or clean(view):
         return None
@@ -111,15 +109,14 @@ def _rank_end(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
         elif code == -6 and causes.is_cascade_text(log):
             cascade = True  # a communication library gave up on a peer and aborted the process
         message = _last_words(log) or message
-    return RankEnd(view.rank, time_ns, cause, step, phase, at, cascade, message, "", exit_code_for(cause))
+    return RankEnd(view.rank, time_ns, cause, step, phase, at, cascade, message)
 
 
 def _killed_for_memory(view: RankView, ended: dict[str, Any]) -> RankEnd:
     what = ended.get("not_started") or ended.get("message")
     message = "the kernel's oom_kill counter moved while this rank was killed" + (f": {what}" if what else "")
     step, phase = position(view)
-    time_ns, code = int(ended["time_monotonic_ns"]), exit_code_for("out_of_memory")
-    return RankEnd(view.rank, time_ns, "out_of_memory", step, phase, message=message, exit_code=code)
+    return RankEnd(view.rank, int(ended["time_monotonic_ns"]), "out_of_memory", step, phase, message=message)
 
 
 def clean(view: RankView) -> bool:

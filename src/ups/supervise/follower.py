@@ -18,7 +18,7 @@ from ups.errors import HeadLostError, HostLostError, UpsError, exit_code_of_sign
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE
 from ups.supervise.attempt import Attempt, StopRequest, keep_rings
 from ups.supervise.first_cause import position
-from ups.supervise.head import HostOutcome
+from ups.supervise.head import outcome_to_json
 from ups.supervise.link_endpoints import FollowerLink
 from ups.supervise.options import Options, Rendezvous
 from ups.supervise.rank_view import RankView, least_advanced
@@ -115,12 +115,8 @@ class _Following:
         outcome = attempt.run()
         keep_rings(self._options.run_dir, box_dir)
         shutil.rmtree(box_dir, ignore_errors=True)
-        offset_ns = self._link.head_time_ns(0)
-        self._report = {
-            "attempt": number,
-            "state": outcome.state,
-            "outcome": HostOutcome.of(outcome, offset_ns).to_json(),
-        }
+        on_its_clock = replace(outcome, time_ns=self._link.head_time_ns(outcome.time_ns))
+        self._report = {"attempt": number, "state": outcome.state, "outcome": outcome_to_json(on_its_clock)}
         self._tell()
         if outcome.fault is not None:
             fault = outcome.fault

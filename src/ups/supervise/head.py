@@ -8,18 +8,18 @@ these on the head's clock; a host that only lost its peers reports a consequence
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from ups.errors import HostLostError
 from ups.record.causes import causes_first
-from ups.record.files import is_whole
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
 from ups.supervise.attempt import AttemptState, Outcome, StopRequest
@@ -33,75 +33,47 @@ from ups.supervise.supervisor_process import STOP_SIGNALS
 _MAX_CONSEQUENCES = 16
 # Of each text of a fault: a frame of the link is bounded, and a message or a hint may be of any length.
 _MAX_TEXT = 4000
-_RankNumber = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
-@dataclass(frozen=True, slots=True)
-class HostOutcome:
-    """What one host says about an attempt. `time_ns`: of its first cause, on the head's clock."""
-
-    state: AttemptState
-    fault: Fault | None = None
-    cascade: StrictBool = False
-    time_ns: Whole = 0
-    last_step: Whole = 0
-    behind: Whole | None = None
-    orphans: Whole = 0
-    exits: dict[_RankNumber, Whole] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, outcome: Outcome, offset_ns: int = 0) -> HostOutcome:
-        """The outcome of an attempt; `offset_ns` is the head's clock minus ours."""
-        first = outcome.first
-        return cls(
-            outcome.state,
-            outcome.fault,
-            first is not None and first.cascade,
-            first.time_ns + offset_ns if first is not None else 0,
-            outcome.last_step,
-            outcome.behind,
-            outcome.orphans,
-            {str(rank): code for rank, code in outcome.exits.items()},
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        fault = self.fault
-        if fault is not None:
-            fault = replace(fault, consequences=[_cut(one) for one in fault.consequences[:_MAX_CONSEQUENCES]])
-        return {**asdict(replace(self, fault=None)), "fault": None if fault is None else _cut(fault.document())}
-
-    @classmethod
-    def from_json(cls, document: object) -> HostOutcome | None:
-        """What `to_json` gave; None for anything else: a peer may send whatever it likes."""
-        try:
-            outcome = _OUTCOMES.validate_python(document)
-        except ValidationError:
-            return None
-        fault = outcome.fault
-        if fault is None:
-            return outcome
-        if not all(isinstance(v, str | int | float | None) for one in fault.consequences for v in one.values()):
-            return None  # it goes into run.json, whose depth is limited
-        # With control characters escaped: a line break in a cause would print a second line, which may look like ours.
-        keep = {"message": "\n\t"}
-        texts = {name: value for name, value in fault.document().items() if isinstance(value, str)}
-        shown: dict[str, Any] = {name: printable(value, keep.get(name, "")) for name, value in texts.items()}
-        return replace(outcome, fault=replace(fault, **shown))
+_OUTCOMES = TypeAdapter(Outcome)
+_POSITIONS = TypeAdapter(tuple[Whole, Whole, StrictStr])
 
 
-_OUTCOMES = TypeAdapter(HostOutcome)
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """What a host says about an attempt, short enough for a frame of the link."""
+    fault = outcome.fault
+    if fault is not None:
+        fault = replace(fault, consequences=[_cut(one) for one in fault.consequences[:_MAX_CONSEQUENCES]])
+    return {**asdict(replace(outcome, fault=None)), "fault": None if fault is None else _cut(fault.document())}
+
+
+def outcome_from_json(document: object) -> Outcome | None:
+    """What `outcome_to_json` gave; None for anything else: a peer may send whatever it likes."""
+    try:
+        outcome = _OUTCOMES.validate_python(document)
+    except ValidationError:
+        return None
+    fault = outcome.fault
+    if fault is None:
+        return outcome
+    if not all(isinstance(v, str | int | float | None) for one in fault.consequences for v in one.values()):
+        return None  # it goes into run.json, whose depth is limited
+    # With control characters escaped: a line break in a cause would print a second line, which may look like ours.
+    texts = {name: value for name, value in fault.document().items() if isinstance(value, str)}
+    shown: dict[str, Any] = {n: printable(text, "\n\t" if n == "message" else "") for n, text in texts.items()}
+    return replace(outcome, fault=replace(fault, **shown))
 
 
 def _cut(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in document.items()}
 
 
-def joined(outcomes: dict[int, HostOutcome], first_ranks: Sequence[int], training_wall: float | None) -> Outcome:
+def joined(outcomes: dict[int, Outcome], first_ranks: Sequence[int], training_wall: float | None) -> Outcome:
     """The outcome of the whole attempt. `outcomes`: by host; `first_ranks`: the first rank of each host."""
     last_step = max(outcome.last_step for outcome in outcomes.values())
     behind = next((outcome.behind for outcome in outcomes.values() if outcome.behind is not None), None)
     late = next((first_ranks[host] for host, one in sorted(outcomes.items()) if one.last_step < last_step), None)
-    exits = {int(rank): code for one in outcomes.values() for rank, code in one.exits.items()}
+    exits = {rank: code for one in outcomes.values() for rank, code in one.exits.items()}
     orphans = sum(one.orphans for one in outcomes.values())
     failed = causes_first(one for one in outcomes.values() if one.fault is not None)
     states = {one.state for one in outcomes.values()}
@@ -110,15 +82,14 @@ def joined(outcomes: dict[int, HostOutcome], first_ranks: Sequence[int], trainin
     return Outcome(state, fault, last_step, exits, orphans, late if behind is None else behind, training_wall)
 
 
-def _with_consequences(failed: Sequence[HostOutcome]) -> Fault:
+def _with_consequences(failed: Sequence[Outcome]) -> Fault:
     """The first cause, with what other hosts saw as its consequences."""
     first = failed[0].fault
     assert first is not None
-    others = [_as_consequence(one) for one in failed[1:]]
-    return replace(first, consequences=[*first.consequences, *others])
+    return replace(first, consequences=[*first.consequences, *(_as_consequence(one) for one in failed[1:])])
 
 
-def _as_consequence(one: HostOutcome) -> dict[str, Any]:
+def _as_consequence(one: Outcome) -> dict[str, Any]:
     assert one.fault is not None
     keys = ("rank", "host", "cause", "at", "step", "phase")
     known = {key: getattr(one.fault, key) for key in keys}
@@ -250,7 +221,6 @@ class Head:
 
         So is who answers and never says how its ranks ended: its supervisor may wait for a dead file system.
         """
-        mine = HostOutcome.of(own)
         began = time.monotonic()
         while True:
             self.look()
@@ -260,7 +230,7 @@ class Head:
                 silent_ones = self._link.peers().keys() - reported.keys() - lost.keys()
                 late = _Lost(f"it answers, but has not said in {waited:.0f} s how its ranks ended", time.monotonic_ns())
                 lost |= dict.fromkeys(silent_ones, late)
-            outcomes = {0: mine, **reported}
+            outcomes = {0: own, **reported}
             failed = [one for one in outcomes.values() if one.state in ("failed", "ended")]
             certain = bool(lost) or any(not one.cascade for one in failed)
             if (failed or lost) and (certain or time.monotonic() - began > _CAUSE_SECONDS):
@@ -318,13 +288,13 @@ class Head:
         silent = time.monotonic() - peer.heard > self._options.deadlines.host_lost_seconds
         return peer.session is not None and not silent and peer.report.get("state") not in (None, "running")
 
-    def _reports(self) -> tuple[dict[int, HostOutcome], dict[int, _Lost]]:
+    def _reports(self) -> tuple[dict[int, Outcome], dict[int, _Lost]]:
         """What other hosts say about how this attempt ended there, and which of those that say nothing are lost."""
         reported, lost = {}, {}
         for number, peer in self._link.peers().items():
             outcome = None
             if peer.report.get("attempt") == self._number and peer.incarnation == self._incarnations.get(number):
-                outcome = HostOutcome.from_json(peer.report.get("outcome"))
+                outcome = outcome_from_json(peer.report.get("outcome"))
             if outcome is not None:
                 reported[number] = outcome
             elif (why := self._why_lost(number, peer)) is not None:
@@ -344,11 +314,12 @@ class Head:
             return _Lost(f"nothing was heard from it for {now - peer.heard:.0f} s", int(peer.heard * 1e9))
         return None
 
-    def _lost_outcome(self, number: int, peer: Peer, lost: _Lost) -> HostOutcome:
+    def _lost_outcome(self, number: int, peer: Peer, lost: _Lost) -> Outcome:
         ranks = self._host.ranks_of(number, self._options.ranks)
-        at = peer.position
-        known = len(at) == 3 and type(at[0]) is int and at[0] in ranks and is_whole(at[1]) and isinstance(at[2], str)
-        rank, step, phase = at if known else (ranks[0], 0, "init")
+        rank, step, phase = ranks[0], 0, "init"
+        with contextlib.suppress(ValidationError):
+            rank, step, phase = _POSITIONS.validate_python(peer.position)
+            rank = rank if rank in ranks else ranks[0]
         cause = f"host_lost({peer.label})"
         seconds = time.monotonic() - lost.time_ns / 1e9
         fault = Fault(
@@ -365,7 +336,7 @@ class Head:
             time_wall=time.time() - seconds,
             noticed_after_seconds=round(seconds, 3),
         )
-        return HostOutcome("failed", fault, False, lost.time_ns, step)
+        return Outcome("failed", fault, step, time_ns=lost.time_ns)
 
 
 def dismiss(link: HeadLink, line: str, code: int, seconds: float = _DISMISS_SECONDS) -> None:

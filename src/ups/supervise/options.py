@@ -160,10 +160,6 @@ class Rendezvous:
     port: int = 0
     interface: str = "lo"
 
-    def __post_init__(self) -> None:
-        if bool(self.address) != bool(self.port):
-            raise ConfigError("a rendezvous over TCP needs an address and a port", hint="give both, or neither")
-
     def variables(self, box_dir: Path) -> dict[str, str]:
         """What every rank gets. Makes a new directory each time, so that no attempt meets the file of another."""
         url = f"tcp://{self.address}:{self.port}"

@@ -291,7 +291,14 @@ class _Supervision:
 
     def _unproven(self, outcome: Outcome) -> Fault | None:
         """None if the success is proven, else the fault that says what is missing."""
-        cause, problem = self._missing_proof(outcome)
+        options = self._options
+        if outcome.behind is not None:
+            cause = "unproven(last_step)"
+            problem = f"rank {outcome.behind} says it is done before step {outcome.last_step} of the others"
+        else:
+            cause, problem = missing_proof(
+                options.run_dir, outcome.last_step, options.last_step, self._identity, options.check_inputs
+            )
         return self._fault_at_the_end(outcome, cause, problem) if cause else None
 
     def _fault_at_the_end(self, outcome: Outcome, cause: str, problem: str) -> Fault:
@@ -311,16 +318,6 @@ class _Supervision:
             message=problem,
             exit_code=exit_code_for(cause),
             time_wall=time.time(),
-        )
-
-    def _missing_proof(self, outcome: Outcome) -> tuple[str, str]:
-        """Cause and message of what speaks against the success; two empty texts if nothing does."""
-        if outcome.behind is not None:
-            behind = f"rank {outcome.behind} says it is done before step {outcome.last_step} of the others"
-            return "unproven(last_step)", behind
-        options = self._options
-        return missing_proof(
-            options.run_dir, outcome.last_step, options.last_step, self._identity, options.check_inputs
         )
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:

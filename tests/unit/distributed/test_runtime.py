@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -107,13 +105,6 @@ def test_who_has_made_them_zero_before_keeps_that() -> None:
         assert float(torch.full((1,), 1e-40) * 1.0) == 0.0
     finally:
         torch.set_flush_denormal(False)
-
-
-def test_stacks_of_all_threads_come_on_request_into_the_file_of_the_rank(tmp_path: Path) -> None:
-    path = tmp_path / "rank.stacks"
-    with Runtime.start(EngineConfig(device="cpu"), ALONE, stack_path=path):
-        signal.raise_signal(signal.SIGUSR1)
-        assert "test_stacks_of_all_threads" in path.read_text()
 
 
 def test_a_wedged_teardown_is_left_behind(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,8 +27,6 @@ class DistNetworkError(RuntimeError):
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
         (errors.DataError("a file is cut"), "data"),
         (errors.OutOfMemoryError("no space"), "out_of_memory"),
-        (RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. "), "worker_killed(SIGKILL)"),
-        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "worker_killed"),
         (RuntimeError("Detected mismatch between collectives on ranks. Rank 1 is running"), "collective_mismatch"),
         (SystemExit(0), "early_exit(0)"),
         (SystemExit(None), "early_exit(0)"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ups.record.failure import Frame, innermost, location_of_dump, location_of_error, memory_of_process, read_failure
+from ups.record.failure import Frame, innermost, location_of_dump, memory_of_process, read_failure
 from ups.record.run_dir import RunDir
 
 pytestmark = pytest.mark.processes
@@ -185,18 +185,6 @@ def test_too_many_open_files_is_recorded_although_the_record_itself_needs_one(tm
     assert record["cause"] == "exception(OSError)"
     assert "Too many open files" in record["message"]
     assert record["at"] == f"person.py:{line_of(tmp_path, 'kept.append')}"
-
-
-def test_a_workers_own_line_is_found_in_the_message_of_the_rank() -> None:
-    text = (
-        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
-        '  File "/x/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop\n    data = fetch()\n'
-        '  File "/home/person/my_reader.py", line 12, in read\n    return table[key]\n'
-        '  File "/x/site-packages/h5py/_hl/group.py", line 9, in __getitem__\n    raise\nKeyError: 3\n'
-    )
-    frame = location_of_error(RuntimeError(text))
-    assert frame is not None
-    assert (frame.path, frame.line) == ("/home/person/my_reader.py", 12)
 
 
 def test_where_only_libraries_are_on_the_stack_the_innermost_is_named() -> None:
