@@ -370,20 +370,13 @@ def _open(directory: str, limit: str, pid: int) -> BlockCache:
     path = Path(directory)
     cache = BlockCache(path, LEAST_BYTES)  # makes the directory
     room = shutil.disk_usage(path).free + cache.used_bytes()
-    if limit:
-        cache.limit_bytes = _number(limit)
-        if cache.limit_bytes > room:
-            raise MachineError(
-                f"the cache of data may take {size_text(cache.limit_bytes)}, and the disk of {path} has room for "
-                f"{size_text(room)}",
-                hint="set data.cache_bytes lower, or data.cache_dir to another disk",
-            )
-        return cache
-    cache.limit_bytes = min(MOST_BYTES, room // 2)
-    if cache.limit_bytes < LEAST_BYTES:
+    # Never less than what it needs to work at all: a disk without that much room is refused.
+    cache.limit_bytes = _number(limit) if limit else max(LEAST_BYTES, min(MOST_BYTES, room // 2))
+    if cache.limit_bytes > room:
         raise MachineError(
-            f"the disk of {path} has no room for a cache of data: {size_text(room)} are left",
-            hint="free some space, or set data.cache_dir to another disk",
+            f"the cache of data may take {size_text(cache.limit_bytes)}, and the disk of {path} has room for "
+            f"{size_text(room)}",
+            hint="free some space, or set data.cache_bytes lower or data.cache_dir to another disk",
         )
     return cache
 

@@ -54,6 +54,7 @@ class ObjectInfo:
     modified_ns: int
 
     @property
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - of small values
     def key(self) -> str:
         """What its blocks are kept under: another version is another object."""
         text = json.dumps([self.url, self.size, self.etag, self.modified_ns, BLOCK_BYTES])
@@ -64,9 +65,9 @@ _known: dict[str, ObjectInfo | None] = {}
 _listed: dict[str, dict[str, ObjectInfo]] = {}
 
 
-def object_info(url: str, *, fresh: bool = False) -> ObjectInfo | None:
-    """Size and version of an object, None if there is none; asked once by a process unless `fresh`."""
-    if fresh or url not in _known:
+def object_info(url: str) -> ObjectInfo | None:
+    """Size and version of an object, None if there is none; asked once by a process until `forget`."""
+    if url not in _known:
         _known[url] = _ask(url)
     return _known[url]
 
@@ -171,13 +172,8 @@ def _info(url: str, meta: Any) -> ObjectInfo:
     return ObjectInfo(url, int(meta["size"]), str(meta.get("e_tag") or ""), modified_ns)
 
 
-@functools.lru_cache(maxsize=4096)
-def _key_of(info: ObjectInfo) -> str:
-    return info.key
-
-
 def _block(info: ObjectInfo, number: int) -> str:
-    return f"{_key_of(info)}-{number:x}"
+    return f"{info.key}-{number:x}"
 
 
 def _runs(info: ObjectInfo, missing: list[int]) -> list[range]:

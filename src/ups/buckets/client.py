@@ -97,35 +97,31 @@ class Bucket:
 
 def parse_bucket_url(url: str) -> BucketUrl:
     """The parts of an address. Raises ConfigError for one that is not usable, and never repeats a secret."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError("an address of a bucket cannot be read", hint="write s3://BUCKET/PREFIX") from error
-    scheme, host = parts.scheme, parts.netloc
-    if "@" in url or "?" in url or "#" in url or holds_secret(url):
-        # Also where urlsplit sees no user: 'user:pass/word@host' has its secret in the path.
+    scheme, host, loopback, port, path = _checked_parts(url, "an address of a bucket")
+    prefix = path.strip("/")
+    if scheme in ("s3", "gs"):
+        usable = _BUCKET.fullmatch(host) is not None and port is None
+    else:
+        usable = scheme == "https" or (scheme == "http" and loopback)
+    if not usable or not host or (prefix and not is_plain_key(prefix)):
         raise ConfigError(
-            f"an address of a bucket ({scheme or 'no scheme'}://...) carries a user, a password, a query or a token",
-            hint=_CREDENTIALS_HINT,
-        )
-    if scheme not in (*SCHEMES, "http"):
-        raise ConfigError(
-            f"'{scheme}' is not a scheme of a bucket's address", hint="write s3://BUCKET/PREFIX, gs:// or https://"
-        )
-    if scheme == "http" and not is_loopback(parts.hostname or ""):
-        raise ConfigError(f"http://{host} is not on this machine: plain http is refused", hint="use https://")
-    if scheme in ("s3", "gs") and (_BUCKET.fullmatch(host) is None or port is not None):
-        raise ConfigError(f"'{host}' is not the name of a bucket", hint=f"write {scheme}://BUCKET/PREFIX")
-    if not parts.hostname:
-        raise ConfigError(f"an address of a bucket ({scheme}://...) names no host", hint=f"write {scheme}://HOST/PATH")
-    prefix = parts.path.strip("/")
-    if not is_plain_key(prefix) and prefix:
-        raise ConfigError(
-            f"the prefix of {scheme}://{host} has empty parts, '.' or '..', or characters that cannot be shown",
-            hint="use plain names with single slashes between them",
+            f"'{url}' is not an address of a bucket",
+            hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or https://HOST/PATH, with plain names and single "
+            "slashes; plain http is spoken to this machine only",
         )
     return BucketUrl(scheme, host, prefix)
+
+
+def _checked_parts(url: str, what: str) -> tuple[str, str, bool, int | None, str]:
+    """Scheme, host with port, whether it is this machine, port and path of an address that carries no secret."""
+    if "@" in url or "?" in url or "#" in url or holds_secret(url):
+        # Also where urlsplit sees no user: 'user:pass/word@host' has its secret in the path.
+        raise ConfigError(f"{what} carries a user, a password, a query or a token", hint=_CREDENTIALS_HINT)
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme, parts.netloc, is_loopback(parts.hostname or ""), parts.port, parts.path
+    except ValueError as error:
+        raise ConfigError(f"{what} cannot be read: {error}", hint="write SCHEME://HOST/PATH") from error
 
 
 def is_plain_key(key: str) -> bool:
@@ -194,19 +190,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(endpoint)
-        host = parts.hostname or ""
-    except ValueError as error:
-        raise ConfigError("AWS_ENDPOINT_URL is not an address", hint="write https://HOST[:PORT]") from error
-    if "@" in endpoint or "?" in endpoint or "#" in endpoint:
-        raise ConfigError("AWS_ENDPOINT_URL carries a user, a password or a query", hint=_CREDENTIALS_HINT)
-    if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError("AWS_ENDPOINT_URL is not an address of a web server", hint="write https://HOST[:PORT]")
-    if parts.scheme == "http" and not is_loopback(host):
+    scheme, host, loopback, _, _ = _checked_parts(endpoint, "AWS_ENDPOINT_URL")
+    if not host or not (scheme == "https" or (scheme == "http" and loopback)):
         raise ConfigError(
-            f"AWS_ENDPOINT_URL (http://{parts.netloc}) is not on this machine: plain http is refused",
-            hint="use https://",
+            f"AWS_ENDPOINT_URL ({endpoint}) is not usable",
+            hint="write https://HOST[:PORT]; plain http is spoken to this machine only",
         )
     return endpoint.rstrip("/")
 

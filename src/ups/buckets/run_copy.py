@@ -285,7 +285,7 @@ class RunCopy:
         manifests = {}
         for step, path in list_checkpoints(self._run_dir):
             with contextlib.suppress(UpsError, OSError):  # it is being removed or replaced
-                if not path.is_symlink() and is_committed(path):
+                if is_committed(path):
                     manifests[step] = read_manifest(path).sha256
         return manifests
 

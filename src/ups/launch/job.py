@@ -247,9 +247,9 @@ def leave_results(machine: RentedJob) -> list[str]:
     return [f"if s3 sync {names} --exclude 'checkpoints/*'; then kept=yes; else kept=no; fi"]
 
 
-def changes(machine: RentedJob, run_dir: str = "") -> list[str]:
+def changes(machine: RentedJob) -> list[str]:
     """Words behind the command: where the run lies there, and where its checkpoints are copied."""
-    settings = [f"run.dir={run_dir or machine.run_dir}"]
+    settings = [f"run.dir={machine.run_dir}"]
     if machine.mirror:
         settings.append(f"checkpoint.mirror={machine.mirror}")
     return [word for change in settings for word in ("--set", change)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,37 +139,18 @@ def submit(job: SkyPilotJob, program: str) -> str:
 
 
 def _run(job: SkyPilotJob) -> list[str]:
-    machine = job.machine
-    if job.nodes == 1:
-        place = [f"mkdir -p {VOLUME} && cd {VOLUME} || exit 5"] if job.volume else []
-        words = _words(f"$HOME/{PLACE}/{RECIPE_NAME}", "run", ["--ranks", str(machine.ranks), *changes(machine)])
-        return [
-            "set -u",
-            *enter(machine),
-            *place,
-            *fetch(machine),
-            *run(machine, words),
-            *leave_results(machine),
-            'exit "$code"',
-        ]
-    words = _words(f"$HOME/{PLACE}/{RECIPE_NAME}", "train", ["--ranks", str(machine.ranks), *changes(machine)])
-    return [
-        "set -u",
-        *enter(machine),
-        f"cd {VOLUME} || exit 5",
-        'head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)',
-        *run(machine, f'{words} --hosts {job.nodes} --host "$SKYPILOT_NODE_RANK" --address "$head:{PORT}"'),
+    """Lines of bash. A machine that begins empty makes its data first: `ups run`."""
+    machine, several = job.machine, job.nodes > 1
+    program = shlex.join(module_command("ups", "train" if several else "run", python="python3"))
+    rest = shlex.join(["--ranks", str(machine.ranks), *changes(machine)])
+    words, results = f'{program} "$HOME/{PLACE}/{RECIPE_NAME}" {rest}', leave_results(machine)
+    place = [f"mkdir -p {VOLUME} && cd {VOLUME} || exit 5"] if job.volume else []
+    if several:
+        place.append('head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)')
+        words += f' --hosts {job.nodes} --host "$SKYPILOT_NODE_RANK" --address "$head:{PORT}"'
         # One of them is enough: they see the same directory.
-        'if [ "$SKYPILOT_NODE_RANK" -eq 0 ]; then',
-        *(f"  {line}" for line in leave_results(machine)),
-        "fi",
-        'exit "$code"',
-    ]
-
-
-def _words(recipe: str, verb: str, rest: Sequence[str]) -> str:
-    """A machine that begins empty makes its data first: `ups run`."""
-    return f'{shlex.join(module_command("ups", verb, python="python3"))} "{recipe}" {shlex.join(rest)}'
+        results = ['if [ "$SKYPILOT_NODE_RANK" -eq 0 ]; then', *(f"  {line}" for line in results), "fi"]
+    return ["set -u", *enter(machine), *place, *fetch(machine), *run(machine, words), *results, 'exit "$code"']
 
 
 class _Blocks(yaml.SafeDumper):

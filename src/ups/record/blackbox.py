@@ -86,8 +86,6 @@ class Header:
     attempt: int
     pid: int
     host: str
-    start_monotonic_ns: int
-    start_wall_ns: int
     capacity: int
 
 
@@ -285,13 +283,11 @@ class BlackBoxReader:
         head = self._view[: _HEADER.size]
         if len(head) < _HEADER.size or head[:8] != MAGIC or _CRC.unpack(head[-4:])[0] != zlib.crc32(head[:-4]):
             raise IntegrityError(f"{self.path} is not a black box of this version", hint="use the ups that wrote it")
-        (_, header_size, record_size, capacity, rank, world, attempt, pid, _, mono, wall, host, _) = _HEADER.unpack(
-            head
-        )
+        _, header_size, record_size, capacity, rank, world, attempt, pid, _, _, _, host, _ = _HEADER.unpack(head)
         sizes_fit = header_size == _RECORDS_OFFSET and record_size == _RECORD_SIZE and 0 < capacity <= _MAX_CAPACITY
         if not sizes_fit or len(self._view) < _RECORDS_OFFSET + capacity * _RECORD_SIZE:
             raise IntegrityError(f"{self.path} is cut short or has another layout", hint="use another copy")
-        return Header(rank, world, attempt, pid, host.rstrip(b"\0").decode(errors="replace"), mono, wall, capacity)
+        return Header(rank, world, attempt, pid, host.rstrip(b"\0").decode(errors="replace"), capacity)
 
     def _at(self, number: int) -> Record | None:
         """The record with this number, or None if it is gone, not there yet, or torn."""

@@ -28,12 +28,13 @@ _NAME = re.compile(r"step_(\d{8,12})")
 
 
 def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """(step, directory) of everything named like a checkpoint, newest first; nothing is verified."""
+    """(step, directory) of everything named like a checkpoint, newest first; nothing is verified.
+
+    A checkpoint is a directory of the run. What a link points to may belong to another run, and is left alone.
+    """
     folder = RunDir(run_dir).checkpoints
-    if not folder.is_dir():
-        return []
-    checkpoints = [(int(m.group(1)), path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
-    return sorted(checkpoints, reverse=True)
+    paths = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.is_dir() else []
+    return sorted(((int(m.group(1)), path) for path in paths if (m := _NAME.fullmatch(path.name))), reverse=True)
 
 
 def read_progress(path: Path) -> dict[str, Any]:
@@ -67,8 +68,6 @@ def latest_verified(
     passed_over = 0
     for step, path in list_checkpoints(run_dir):
         try:
-            if path.is_symlink():
-                raise CheckpointError(f"{path} is a symbolic link, and checkpoints are directories of the run")
             verify(path, deep=not hashed or read_manifest(path).sha256 != hashed)
             read_progress(path)
         except (IntegrityError, CheckpointError) as error:
@@ -94,13 +93,11 @@ def latest_verified(
 
 
 def retain(run_dir: Path, keep: int, needed: Collection[int] = ()) -> list[Path]:
-    """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run.
+    """Delete committed checkpoints beyond the newest `keep`, but for steps in `needed`; returns them.
 
-    A link is left alone: what it points to does not belong to the run. So are the steps in `needed`.
+    For the one writer of a run.
     """
-    committed = [
-        (step, path) for step, path in list_checkpoints(run_dir) if not path.is_symlink() and is_committed(path)
-    ]
+    committed = [(step, path) for step, path in list_checkpoints(run_dir) if is_committed(path)]
     old = [path for step, path in committed[keep:] if step not in needed]
     for path in old:
         remove_directory(path)

@@ -1,8 +1,8 @@
 """Why a rank died, written down by the rank itself before anything else happens; and where in the code it was.
 
-`install` comes first in a rank, before torch is imported: from then on an exception that nothing catches becomes a
-failure record, a crash in native code leaves its Python stack, and SIGUSR1 prints the stacks of all threads, each into
-the rank's own files:
+`install_from_environment` comes first in a rank, before torch is imported. From then on an exception that nothing
+catches becomes a failure record, a crash in native code leaves its Python stack, and SIGUSR1 prints the stacks of all
+threads, each into the rank's own files:
 
     failures/attempt_0/rank_00003.json          the failure record (exceptions)
     failures/attempt_0/rank_00003.crash.txt     faulthandler: SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL
@@ -166,12 +166,12 @@ _STEM_VARIABLE = "UPS_FAILURE_STEM"
 class Recorder:
     """The failure recorder of this process; made by `install`."""
 
-    def __init__(self, stem: Path, rank: int, world_size: int, attempt: int, box: BlackBox | None) -> None:
+    def __init__(self, stem: Path, rank: int, world_size: int, attempt: int) -> None:
         self.stem = stem
         self.rank = rank
         self.world_size = world_size
         self.attempt = attempt
-        self.box = box
+        self.box: BlackBox | None = None
         self._lock = threading.Lock()
         self._written = False
         self._files: list[IO[str]] = []
@@ -276,26 +276,24 @@ class Recorder:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
 
 
-def install(run_dir: Path, *, rank: int, world_size: int, attempt: int = 0, box: BlackBox | None = None) -> Recorder:
-    """Make this process record its own failure; call it before torch is imported."""
-    recorder = Recorder(RunDir(run_dir.resolve()).failure_stem(attempt, rank), rank, world_size, attempt, box)
-    os.environ[_STEM_VARIABLE] = str(recorder.stem)
-    recorder.open_dumps()
-    sys.excepthook = recorder._hook
-    threading.excepthook = recorder._thread_hook
-    return recorder
+def _launched_as() -> tuple[int, int, int]:
+    """Rank, number of ranks and attempt, read without torch and unchecked: the runtime checks them later."""
+    rank, world_size, attempt = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "UPS_ATTEMPT"))
+    return int(rank or 0), int(world_size or 1), int(attempt or 0)
 
 
 def install_from_environment(run_dir: Path) -> Recorder:
     """Open black box and failure recorder of this rank from the variables that the launcher set.
 
-    Reads RANK itself, unlike the runtime: it must work when importing torch is what crashes. Without UPS_BLACKBOX_DIR
+    To be called before torch is imported: it must work when importing torch is what crashes. Without UPS_BLACKBOX_DIR
     (no supervisor) the ring lies in the run directory.
     """
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    attempt = int(os.environ.get("UPS_ATTEMPT", "0"))
+    rank, world_size, attempt = _launched_as()
+    recorder = Recorder(RunDir(run_dir.resolve()).failure_stem(attempt, rank), rank, world_size, attempt)
+    os.environ[_STEM_VARIABLE] = str(recorder.stem)
+    recorder.open_dumps()
+    sys.excepthook, threading.excepthook = recorder._hook, recorder._thread_hook
     directory = Path(os.environ.get("UPS_BLACKBOX_DIR") or RunDir(run_dir).blackbox)
-    recorder = install(run_dir, rank=rank, world_size=world_size, attempt=attempt)
     recorder.box = BlackBox.create(ring_path(directory, rank), rank=rank, world_size=world_size, attempt=attempt)
     return recorder
 
@@ -314,8 +312,7 @@ def install_in_worker(number: int) -> Recorder | None:
     stem = worker_stem(number)
     if stem is None:
         return None
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    recorder = Recorder(stem, rank, world_size, int(os.environ.get("UPS_ATTEMPT", "0")), None)
+    recorder = Recorder(stem, *_launched_as())
     recorder.open_dumps(one_file=True)
     sys.excepthook = recorder._hook
     return recorder

@@ -28,9 +28,7 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -105,12 +103,10 @@ class Manifest:
         return cls(dict(sorted(checked.items())))
 
 
-def write_manifest(
-    directory: Path, *, threads: int = 1, known_hashes: Mapping[str, tuple[str, int]] | None = None
-) -> Manifest:
+def write_manifest(directory: Path, known_hashes: Mapping[str, tuple[str, int]] | None = None) -> Manifest:
     """Hash every regular file below `directory`, bring it to disk, and store the result there as MANIFEST.
 
-    Memory is bounded per thread, whatever the file sizes. `known_hashes` (relative path -> (sha256, size)) spares
+    Memory is bounded, whatever the file sizes. `known_hashes` (relative path -> (sha256, size)) spares
     reading files that were hashed where they were written: only their presence and size are checked here. Raises
     IntegrityError for a symbolic link or special file, and for a known file that is missing or has another size.
     """
@@ -126,24 +122,19 @@ def write_manifest(
             sync_path(directory / path)
     except OSError as error:
         raise machine_error(f"cannot read {directory}", error) from error
-    hashed = hash_files(directory, sizes.keys() - known.keys(), threads=threads)
+    hashed = hash_files(directory, sizes.keys() - known.keys())
     manifest = Manifest(dict(sorted({**known, **hashed}.items())))
     write_file_atomically(directory / MANIFEST_NAME, manifest.to_bytes())
     return manifest
 
 
-def hash_files(directory: Path, paths: Iterable[str], *, threads: int = 1) -> dict[str, FileHash]:
+def hash_files(directory: Path, paths: Iterable[str]) -> dict[str, FileHash]:
     """Hash files of `directory` and bring them to disk: what a rank does with the files that it wrote itself.
 
     The fsync belongs here because only the host that wrote a file can flush it to a network file system.
     """
-    names = sorted(paths)
-
-    def hash_and_sync(name: str) -> FileHash:
-        return _hash_file(directory / name, sync=True)
-
     try:
-        return dict(zip(names, _in_threads(hash_and_sync, names, threads), strict=True))
+        return {name: _hash_file(directory / name, sync=True) for name in sorted(paths)}
     except OSError as error:
         raise machine_error(f"cannot hash the files of {directory}", error) from error
 
@@ -159,11 +150,7 @@ def make_temporary(final: Path) -> Path:
 
 
 def commit_directory(
-    temporary: Path,
-    final: Path,
-    *,
-    threads: int = 1,
-    known_hashes: Mapping[str, tuple[str, int]] | None = None,
+    temporary: Path, final: Path, *, known_hashes: Mapping[str, tuple[str, int]] | None = None
 ) -> Manifest:
     """Publish `temporary` as `final` in one instant; a committed directory of that name is replaced and deleted.
 
@@ -177,7 +164,7 @@ def commit_directory(
         replacing = check_replaceable(final)
         (temporary / COMMITTED_NAME).unlink(missing_ok=True)
         clean_temporaries(temporary)  # a killed earlier attempt may have left a half-written MANIFEST to be hashed
-        manifest = write_manifest(temporary, threads=threads, known_hashes=known_hashes)
+        manifest = write_manifest(temporary, known_hashes)
         for folder in _folders_below(temporary):
             sync_path(folder)
         marker = {"format": "ups-committed", "manifest_sha256": manifest.sha256, "version": 1}
@@ -198,23 +185,18 @@ def is_committed(directory: Path) -> bool:
     A marker that exists but cannot be read is an IntegrityError: "no permission" must not look like "no checkpoint".
     """
     try:
-        _committed_manifest(directory)
+        read_manifest(directory)
     except _NotCommittedError:
         return False
     return True
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a committed directory; raises IntegrityError if it is not committed."""
-    return _committed_manifest(directory)
-
-
-def verify(directory: Path, *, deep: bool = True, threads: int = 1) -> Manifest:
+def verify(directory: Path, *, deep: bool = True) -> Manifest:
     """Compare a committed directory with its manifest: names and sizes, with `deep` also every byte.
 
     Raises IntegrityError naming each file that differs (the first few) and how: missing, extra, size or hash.
     """
-    manifest = _committed_manifest(directory)
+    manifest = read_manifest(directory)
     try:
         in_bucket = getattr(directory, "file_sizes", None)  # of ups.buckets.path
         listed = _list_files(directory) if in_bucket is None else in_bucket(manifest.files)
@@ -222,7 +204,7 @@ def verify(directory: Path, *, deep: bool = True, threads: int = 1) -> Manifest:
         wrong = list(_differences(manifest.files, sizes))
         if deep:
             same_size = [path for path, file in manifest.files.items() if sizes.get(path) == file.size]
-            wrong.extend(_hash_differences(directory, manifest, same_size, threads))
+            wrong.extend(_hash_differences(directory, manifest, same_size))
     except OSError as error:
         raise IntegrityError(f"{directory} cannot be read: {error.strerror} ({error.filename})") from error
     if wrong:
@@ -241,10 +223,10 @@ def remove_directory(directory: Path) -> None:
         raise machine_error(f"cannot remove {directory}", error) from error
 
 
-def clean_temporaries(parent: Path, *, older_than_seconds: float = 0.0) -> list[Path]:
+def clean_temporaries(parent: Path) -> list[Path]:
     """Undo what dead writers left in `parent`: delete temporaries, put back what was moved aside; returns what went.
 
-    Only for the one writer of `parent`, or with an age that no living writer of it can reach.
+    Only for the one writer of `parent`.
     """
     removed: list[Path] = []
     try:
@@ -254,7 +236,7 @@ def clean_temporaries(parent: Path, *, older_than_seconds: float = 0.0) -> list[
                 _recover(parent / name.removeprefix(_ASIDE_PREFIX))
         for name in names:
             path = parent / name
-            if name.startswith(TEMPORARY_PREFIX) and time.time() - path.lstat().st_mtime >= older_than_seconds:
+            if name.startswith(TEMPORARY_PREFIX):
                 _delete(path)
                 removed.append(path)
     except OSError as error:
@@ -266,7 +248,8 @@ class _NotCommittedError(IntegrityError):
     """The marker or the manifest is absent or does not fit; only this module distinguishes it from other damage."""
 
 
-def _committed_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a committed directory; raises IntegrityError if it is not committed."""
     marker = _read_small(directory / COMMITTED_NAME)
     content = _read_small(directory / MANIFEST_NAME)
     if marker is None or content is None:
@@ -347,14 +330,11 @@ def _differences(expected: Mapping[str, FileHash], sizes: Mapping[str, int]) -> 
             yield f"{printable(path)}: extra, not in the manifest"
 
 
-def _hash_differences(directory: Path, manifest: Manifest, paths: list[str], threads: int) -> Iterator[str]:
-    def hash_only(path: str) -> FileHash:
-        return _hash_file(directory / path, sync=False)
-
-    for path, actual in zip(paths, _in_threads(hash_only, paths, threads), strict=True):
-        expected = manifest.files[path].sha256
-        if actual.sha256 != expected:
-            yield f"{printable(path)}: hash is {actual.sha256[:12]}..., committed was {expected[:12]}..."
+def _hash_differences(directory: Path, manifest: Manifest, paths: list[str]) -> Iterator[str]:
+    for path in paths:
+        actual, expected = _hash_file(directory / path, sync=False).sha256, manifest.files[path].sha256
+        if actual != expected:
+            yield f"{printable(path)}: hash is {actual[:12]}..., committed was {expected[:12]}..."
 
 
 def _difference_error(directory: Path, wrong: list[str]) -> IntegrityError:
@@ -373,13 +353,6 @@ def _hash_file(path: Path, *, sync: bool) -> FileHash:
         if sync and not hasattr(path, "open_object"):
             os.fsync(file.fileno())
         return FileHash(sha256, file.tell())
-
-
-def _in_threads(work: Callable[[str], FileHash], names: list[str], threads: int) -> list[FileHash]:
-    if threads <= 1:
-        return [work(name) for name in names]
-    with ThreadPoolExecutor(threads, thread_name_prefix="manifest") as pool:
-        return list(pool.map(work, names))
 
 
 def _aside_name(final: Path) -> Path:

@@ -32,7 +32,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class Process:
     """One line of /proc: `state` is R, S, D, T (stopped by a signal), t (traced), Z (dead, not yet reaped).
 
-    start_ticks: when it was started, which distinguishes it from a later process of the same number.
+    start_ticks: when it was started, which distinguishes it from a later process of the same number. status: of a dead
+    one, as `os.wait` gives it.
     """
 
     pid: int
@@ -40,6 +41,11 @@ class Process:
     state: str
     cpu_seconds: float
     start_ticks: int
+    status: int
+
+    def exit_code(self) -> int | None:
+        """How a dead process that nobody reaped has ended, as `subprocess` gives it; None while it lives."""
+        return os.waitstatus_to_exitcode(self.status) if self.state == "Z" else None
 
 
 def module_command(module: str, *words: str, python: str = "") -> list[str]:
@@ -55,11 +61,11 @@ def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
 
 
-def bound_to(parent: int, death_signal: int = signal.SIGKILL) -> Callable[[], None]:
+def bound_to(parent: int) -> Callable[[], None]:
     """What a child of `parent` runs between fork and exec so that it cannot outlive it."""
 
     def prepare() -> None:
-        die_with_parent(death_signal)
+        die_with_parent()
         if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
@@ -80,18 +86,8 @@ def read_process(pid: int) -> Process | None:
         return None
     # The name in parentheses may itself hold spaces and parentheses.
     fields = text[text.rindex(")") + 2 :].split()
-    ticks = os.sysconf("SC_CLK_TCK")
-    return Process(pid, int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / ticks, int(fields[19]))
-
-
-def exit_code_of_zombie(pid: int) -> int | None:
-    """How a dead process that nobody reaped has ended, as `subprocess` gives it; None where that cannot be read."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        fields = text[text.rindex(")") + 2 :].split()
-        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
-    except (OSError, ValueError, IndexError):
-        return None
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return Process(pid, int(fields[1]), fields[0], seconds, int(fields[19]), int(fields[49]))
 
 
 def all_processes() -> list[Process]:

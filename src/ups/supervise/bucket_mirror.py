@@ -12,7 +12,6 @@ import subprocess
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ups.buckets.client import parse_bucket_url, s3_options
@@ -63,9 +62,7 @@ class BucketMirror:
             self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Give the process a bounded time for what is left, and say so if that was not enough."""
         if self._url is None:
             return

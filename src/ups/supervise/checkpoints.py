@@ -36,12 +36,12 @@ class UsableCheckpoint:
 
 def committed_steps(run_dir: Path) -> list[int]:
     """Steps of the committed checkpoints whose files are all there in their sizes, newest first."""
-    return [step for step, path in _candidates(run_dir) if _whole(path)]
+    return [step for step, path in list_checkpoints(run_dir) if _whole(path)]
 
 
 def last_commit(run_dir: Path) -> int | None:
     """Step of the newest committed checkpoint by the sizes of its files: cheap, for who only shows it."""
-    return next((step for step, path in _candidates(run_dir) if _whole(path)), None)
+    return next((step for step, path in list_checkpoints(run_dir) if _whole(path)), None)
 
 
 def find_usable(
@@ -54,7 +54,7 @@ def find_usable(
     """
     foreign: UpsError | None = None
     damaged: dict[int, str] = {}
-    for step, path in _candidates(run_dir):
+    for step, path in list_checkpoints(run_dir):
         try:
             stored = manifest.read_manifest(path)
             deep = stored.total_bytes <= hash_below_bytes
@@ -75,11 +75,6 @@ def find_usable(
 def damage_line(step: int, problem: str) -> str:
     """What is said about a checkpoint that is skipped because of its bytes."""
     return f"NOTICE checkpoint step={step} is damaged and is not used: {problem}"
-
-
-def _candidates(run_dir: Path) -> list[tuple[int, Path]]:
-    """A checkpoint is a directory of the run. What a link points to may be anybody's, and no restart uses it."""
-    return [(step, path) for step, path in list_checkpoints(run_dir) if path.is_dir() and not path.is_symlink()]
 
 
 def _whole(path: Path) -> bool:
@@ -103,7 +98,7 @@ def missing_proof(
     """
     if expected is not None and last_step != expected:
         return "unproven(last_step)", f"the ranks are done at step {last_step} of {expected}"
-    path = dict(_candidates(run_dir)).get(last_step)
+    path = dict(list_checkpoints(run_dir)).get(last_step)
     if path is None:
         return "unproven(final_checkpoint)", f"no checkpoint of the last step {last_step}"
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -27,6 +26,7 @@ from ups.record.failure import Frame, frames_of_dump, innermost, location_of_dum
 from ups.record.files import write_file_atomically
 from ups.supervise.fault import Fault
 from ups.supervise.rank_view import RankView, tail
+from ups.tracking.metrics_file import size_of
 
 _ANSWER_SECONDS = 2.0
 _SPY_SECONDS = 3.0
@@ -42,18 +42,18 @@ def capture(views: Sequence[RankView], *, native: bool) -> dict[int, Frame]:
     be ended, not for slow ones.
     """
     living = [view for view in views if view.alive and view.pid and processes.is_alive(view.pid)]
-    before = {view.rank: _size(_stacks_file(view)) for view in living}
+    before = {view.rank: size_of(view.file(".stacks.txt")) for view in living}
     asked = [view for view in living if processes.catches(view.pid, signal.SIGUSR1)]
     processes.send((view.pid for view in asked), signal.SIGUSR1)
     waiting = [view for view in asked if _state(view) != "T"]
     deadline = time.monotonic() + _ANSWER_SECONDS
     while waiting and time.monotonic() < deadline:
         time.sleep(0.02)
-        waiting = [view for view in waiting if not _complete(_since(_stacks_file(view), before[view.rank]))]
+        waiting = [view for view in waiting if not _complete(_since(view.file(".stacks.txt"), before[view.rank]))]
     spied = _spy(living, native)
     locations = {}
     for view in living:
-        frame = location_of_dump(_since(_stacks_file(view), before[view.rank])) or _location_of_spy(
+        frame = location_of_dump(_since(view.file(".stacks.txt"), before[view.rank])) or _location_of_spy(
             spied.get(view.rank, "")
         )
         if frame is not None:
@@ -76,11 +76,11 @@ def _spy(views: Sequence[RankView], native: bool) -> dict[int, str]:
     running = []
     for view in views[:_MAX_SPIED]:
         with contextlib.suppress(OSError):
-            before = _size(_spy_file(view))
+            before = size_of(view.file(".py-spy.txt"))
             # Native frames need the process to be paused, which a stopped one does not answer to.
             how = "--native" if native and _state(view) != "T" else "--nonblocking"
             command = [program, "dump", "--pid", str(view.pid), "--full-filenames", how]
-            with _spy_file(view).open("ab") as file:
+            with view.file(".py-spy.txt").open("ab") as file:
                 process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
             running.append((view, before, process))
     deadline = time.monotonic() + (_SPY_NATIVE_SECONDS if native else _SPY_SECONDS)
@@ -90,22 +90,7 @@ def _spy(views: Sequence[RankView], native: bool) -> dict[int, str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    return {view.rank: _since(_spy_file(view), before) for view, before, _ in running}
-
-
-def _stacks_file(view: RankView) -> Path:
-    return view.stem.with_name(f"{view.name}.stacks.txt")
-
-
-def _spy_file(view: RankView) -> Path:
-    return view.stem.with_name(f"{view.name}.py-spy.txt")
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
+    return {view.rank: _since(view.file(".py-spy.txt"), before) for view, before, _ in running}
 
 
 def _since(path: Path, offset: int) -> str:
@@ -154,7 +139,7 @@ def write(run_dir: Path, fault: Fault, views: Sequence[RankView], memory: dict[i
 
 def waits_for_peers(view: RankView) -> bool:
     """Whether the rank's last printed stack is inside a collective: it waits for others and holds up nobody."""
-    innermost = frames_of_dump(tail(view.stem.with_name(f"{view.name}.stacks.txt")))[:3]
+    innermost = frames_of_dump(tail(view.file(".stacks.txt")))[:3]
     if any(frame.function == "_engine_run_backward" for frame in innermost):
         return True
     # A checkpoint is written by torch/distributed/checkpoint, which is work and no waiting.

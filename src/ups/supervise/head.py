@@ -339,9 +339,9 @@ class Head:
         return Outcome("failed", fault, step, time_ns=lost.time_ns)
 
 
-def dismiss(link: HeadLink, line: str, code: int, seconds: float = _DISMISS_SECONDS) -> None:
-    """Send all hosts home without an attempt: each that comes within that time."""
+def dismiss(link: HeadLink, line: str, code: int) -> None:
+    """Send all hosts home without an attempt: each that comes within half a minute."""
     link.tell({"what": "verdict", "attempt": -1, "line": line, "code": code})
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _DISMISS_SECONDS
     while time.monotonic() < deadline and any(p.session or not p.heard for p in link.peers().values()):
         time.sleep(_POLL_SECONDS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import fcntl
-import ipaddress
 import os
 import re
 import socket
@@ -25,7 +24,6 @@ from ups.supervise.standstill import Deadlines
 
 if TYPE_CHECKING:
     from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.run_file import RunDocument
     from ups.supervise.trackers import Trackers
 
 _SIOCGIFCONF = 0x8912
@@ -98,14 +96,10 @@ def _resolve(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"'{address}' is not ADDRESS:PORT", hint=hint)
     try:
-        return str(ipaddress.IPv4Address(host)), int(port)
-    except ValueError:
-        pass
-    try:
         ip = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise ConfigError(f"'{host}' has no IPv4 address here: {error.strerror}", hint=hint) from error
-    if ipaddress.IPv4Address(ip).is_loopback:
+    if ip.startswith("127.") and ip != host:
         # Many systems give a host its own name on the loopback interface, where no other host comes in.
         raise ConfigError(f"'{host}' is {ip} here, which other hosts do not reach", hint=hint)
     return ip, int(port)
@@ -176,12 +170,11 @@ class Options:
 
     `command` is what each rank runs. `micro_batch_size` is what a rank forwards at once and `batch_size` what it must
     divide; with 0 an out-of-memory fault is restarted as it is. `chosen` are settings that were found for this
-    machine, by their names in the recipe; what an earlier attempt has found stays. `on_verdict` gets the final run
-    document. `identity` is what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if
-    recipe, statistics or data are not those that the run was started with; it is called before each restart and
-    before success is declared. `last_step` is where a finished run must stand, where the recipe fixes it.
-    `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; in a run over several
-    hosts (`host_info`) those of this host are `local_ranks`.
+    machine, by their names in the recipe; what an earlier attempt has found stays. `identity` is what checkpoints must
+    carry; None where ranks are not ours. `check_inputs` raises if recipe, statistics or data are not those that the run
+    was started with; it is called before each restart and before success is declared. `last_step` is where a finished
+    run must stand, where the recipe fixes it. `trackers` and `mirror` are looked at, not waited for. `ranks` are those
+    of the whole run; in a run over several hosts (`host_info`) those of this host are `local_ranks`.
     """
 
     run_dir: Path
@@ -199,7 +192,6 @@ class Options:
     poll_seconds: float = 0.1
     # Rank whose output is shown; None shows none.
     show_rank: int | None = 0
-    on_verdict: Callable[[RunDocument], None] | None = None
     identity: RunIdentity | None = None
     check_inputs: Callable[[], None] | None = None
     last_step: int | None = None

@@ -48,6 +48,10 @@ class RankView:
         self._dead_since_ns = 0
         self._seen_from_outside = False  # the exit was not recorded by the wrapper, which may still do so
 
+    def file(self, suffix: str) -> Path:
+        """One of the failure files of the rank in the run directory."""
+        return self.stem.with_name(self.name + suffix)
+
     def refresh(self) -> list[Record]:
         """Look again; returns the records that are new since the last look, oldest first."""
         self._read_pid()
@@ -111,7 +115,7 @@ class RankView:
         stopped = wrapper is not None and wrapper.state in processes.STOPPED
         if not stopped and now_ns - self._dead_since_ns < _WRAPPER_WRITES_SECONDS * 1e9:
             return
-        code = processes.exit_code_of_zombie(self.pid)
+        code = None if process is None else process.exit_code()
         if code is None and not stopped and now_ns - self._dead_since_ns < _WRAPPER_REAPED_SECONDS * 1e9:
             return
         message = "its wrapper is stopped and did not record this" if stopped else ""
@@ -168,16 +172,16 @@ class RankView:
 
     def crash_location(self) -> Frame | None:
         """Where native code crashed, from the dump in the rank's own file, else from its log."""
-        for text in (tail(self.stem.with_name(f"{self.name}.crash.txt")), self.log_tail()):
+        for text in (tail(self.file(".crash.txt")), self.log_tail()):
             if "Fatal Python error" in text:
                 frame = location_of_dump(text[text.rindex("Fatal Python error") :])
                 if frame is not None:
                     return frame
         return None
 
-    def log_tail(self, limit: int = _TAIL_BYTES) -> str:
+    def log_tail(self) -> str:
         """The end of what the rank wrote to standard error."""
-        return tail(self.run_dir / self.log, limit)
+        return tail(self.run_dir / self.log)
 
     def close(self) -> None:
         """Let go of the ring."""

@@ -331,8 +331,6 @@ class _Supervision:
             self._head.pronounce(line, exit_code)
         if problem:
             self._say(f"this verdict could not be written to {path_text(self._file.path)}: {problem}")
-        if self._options.on_verdict is not None:
-            self._options.on_verdict(self._file.document)
         return exit_code
 
     def _notice(self, entry: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from ups.record import processes
@@ -95,9 +95,7 @@ class OutputThread:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=_LAST_LINES_SECONDS)
             self._thread.join(_LAST_LINES_SECONDS)
@@ -122,13 +120,9 @@ def box_root(run_dir: Path, ranks: int, name: str = "live") -> Iterator[Path]:
     a lock is seen by all. A number of a process is not.
     """
     sweep_box_roots()
-    enough = (
-        _SHARED_MEMORY.is_dir()
-        and os.access(_SHARED_MEMORY, os.W_OK)
-        and _space_for(_SHARED_MEMORY) >= ranks * _BOX_BYTES
-    )
+    enough = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
     descriptor = None
-    if enough:
+    if enough and shutil.disk_usage(_SHARED_MEMORY).free >= ranks * _BOX_BYTES:
         root, descriptor = _make_held()
     else:
         root = RunDir(run_dir).blackbox / name
@@ -179,8 +173,3 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _space_for(directory: Path) -> int:
-    space = os.statvfs(directory)
-    return space.f_bavail * space.f_frsize

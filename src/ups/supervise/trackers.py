@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -65,7 +64,7 @@ class TrackerNote:
     def save(self, run_dir: Path, name: str) -> None:
         """Write the note; raises OSError or a MachineError where that is not possible."""
         self.updated = time.time()
-        path = note_path(run_dir, name)
+        path = RunDir(run_dir).tracker_note(name)
         path.parent.mkdir(exist_ok=True)
         write_file_atomically(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
@@ -73,14 +72,10 @@ class TrackerNote:
 _NOTES = TypeAdapter(TrackerNote)
 
 
-def note_path(run_dir: Path, name: str) -> Path:
-    return RunDir(run_dir).tracker_note(name)
-
-
 def read_note(run_dir: Path, name: str, run_id: str = "") -> TrackerNote:
     """The note of a tracker; a new one if there is none, or one of another run (`run_id`)."""
     try:
-        note = _NOTES.validate_python(read_object(note_path(run_dir, name)) or {})
+        note = _NOTES.validate_python(read_object(RunDir(run_dir).tracker_note(name)) or {})
     except ValidationError:
         return TrackerNote(run_id)
     return TrackerNote(run_id) if run_id and note.run_id != run_id else note
@@ -199,7 +194,7 @@ def forget(run_dir: Path) -> None:
 
 
 def _is_remembered(run_dir: Path, document: RunDocument) -> bool:
-    if not document.get("trackers") and not note_path(run_dir, "").parent.is_dir():
+    if not document.get("trackers") and not RunDir(run_dir).tracking.is_dir():
         return False  # most runs: nothing is hashed for them
     mark = _mark(run_dir)
     return mark is not None and mark.is_file()
@@ -222,7 +217,7 @@ class Trackers:
         self._names = list(by_name(trackers))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._starts = dict.fromkeys(self._names, 0)
-        self._said: dict[str, str] = {}
+        self._said: set[str] = set()
         self._began = self._looked = time.monotonic()
         self._size = self._grown_to = size_of(RunDir(run_dir).metrics)
         self._grown_at = self._began
@@ -239,9 +234,7 @@ class Trackers:
             remember(self._run_dir)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Give each tracker its last rows and the verdict, all of them together within CLOSE_SECONDS."""
         for process in self._processes.values():
             if process.stdin is not None:
@@ -298,7 +291,7 @@ class Trackers:
     def _once(self, about: str, text: str) -> list[str]:
         if about in self._said:
             return []
-        self._said[about] = text
+        self._said.add(about)
         logger.warning("%s", text)
         return [text]
 

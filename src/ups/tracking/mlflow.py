@@ -40,7 +40,7 @@ class MlflowTracker(Tracker):
         self._client = MlflowClient(tracking_uri=uri)
         self._waiting: list[Any] = []
         experiment = self._experiment(config.experiment)
-        self.id = self._find(run, experiment) or self._create(config, run, experiment)
+        self.id = self._find(run, experiment) or self._create(run, experiment)
         self.url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}" if uri.startswith("http") else uri
         self.url = bare_addresses(self.url)  # it is shown and written down; the variable may hold a password
         self._describe(config, run)
@@ -86,7 +86,7 @@ class MlflowTracker(Tracker):
         runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
         return str(runs[0].info.run_id) if runs else ""
 
-    def _create(self, config: MlflowConfig, run: TrackedRun, experiment: str) -> str:
+    def _create(self, run: TrackedRun, experiment: str) -> str:
         made = self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: run.id})
         return str(made.info.run_id)
 

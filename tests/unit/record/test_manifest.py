@@ -53,12 +53,12 @@ def test_manifest_lists_every_file_with_size_and_hash_in_sorted_order(tmp_path: 
     assert Manifest.from_bytes((tmp_path / "d" / MANIFEST_NAME).read_bytes(), "stored") == manifest
 
 
-def test_threads_and_order_of_creation_do_not_change_the_manifest(tmp_path: Path) -> None:
+def test_the_order_of_creation_does_not_change_the_manifest(tmp_path: Path) -> None:
     for name, order in (("forward", range(40)), ("backward", reversed(range(40)))):
         (tmp_path / name).mkdir()
         for number in order:
             (tmp_path / name / f"{number}.bin").write_bytes(bytes([number]) * 100)
-    assert write_manifest(tmp_path / "forward").sha256 == write_manifest(tmp_path / "backward", threads=4).sha256
+    assert write_manifest(tmp_path / "forward").sha256 == write_manifest(tmp_path / "backward").sha256
 
 
 def test_commit_moves_the_directory_and_leaves_no_temporary(committed: Path) -> None:
@@ -112,9 +112,8 @@ def test_bit_flip_is_found_by_hash_and_only_by_a_deep_look(committed: Path) -> N
     content[1234] ^= 1
     (committed / "model.bin").write_bytes(content)
     verify(committed, deep=False)
-    for threads in (1, 3):
-        with pytest.raises(IntegrityError, match=r"model\.bin: hash is .* committed was"):
-            verify(committed, threads=threads)
+    with pytest.raises(IntegrityError, match=r"model\.bin: hash is .* committed was"):
+        verify(committed)
 
 
 def test_truncation_missing_and_extra_files_are_named_even_by_a_shallow_look(committed: Path) -> None:
@@ -276,7 +275,6 @@ def test_cleaning_removes_temporaries_and_nothing_else(tmp_path: Path, committed
     half = tmp_path / ".ups-tmp.run.json.0123456789ab"
     half.write_bytes(b"{")
     (tmp_path / ".hidden").write_text("stays")
-    assert clean_temporaries(tmp_path, older_than_seconds=3600) == []
     assert clean_temporaries(tmp_path) == sorted([left, half])
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", committed.name]
     assert clean_temporaries(tmp_path / "absent") == []

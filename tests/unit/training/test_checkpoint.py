@@ -276,7 +276,6 @@ def test_a_link_in_place_of_a_checkpoint_is_neither_followed_nor_a_failed_save(
     found = checkpointer.find()
     assert found is not None
     assert (found[0], found[1].step) == (RunDir(run_dir).checkpoint(16), 16)
-    assert "step_00000020 is a symbolic link" in caplog.text
     assert not RunDir(run_dir).checkpoint(16).is_symlink()
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
 
