@@ -196,9 +196,9 @@ def error_of_cause(cause: str, message: str, hint: str = "") -> UpsError:
     return known.get(cause, DataError)(message, hint=hint)
 
 
-def exit_code_of_cause(name: str) -> int:
-    """The exit code of a run that ended with this cause; 6 (run failed) where no error class has that name."""
-    return _EXIT_CODES.get(name, 6)
+def exit_code_of_cause(cause: str) -> int:
+    """The exit code of a run that ended with this cause; 6 (run failed) where no error class has its name."""
+    return _EXIT_CODES.get(cause.partition("(")[0], 6)
 
 
 def exit_code_of_signal(number: int) -> int:

@@ -24,7 +24,7 @@ from ups.config.schema import Recipe
 from ups.distributed.environment import RankEnvironment
 from ups.errors import CheckpointError, UpsError, exit_code_of_cause
 from ups.record.blackbox import BlackBox, ring_path
-from ups.record.causes import base_name, cause_of_error
+from ups.record.causes import cause_of_error
 from ups.record.failure import Recorder, read_failure
 from ups.record.identity import RunIdentity
 from ups.record.run_dir import RunDir
@@ -80,7 +80,7 @@ class _InProcess:
         document["attempts"].append(self._entry)
         box_dir = self._root / f"attempt_{number}"
         document["blackbox_dir"] = str(box_dir)
-        recorder = Recorder(RunDir(self._run_dir).failure_stem(number, 0), 0, 1, number, None)
+        recorder = Recorder(RunDir(self._run_dir).failure_stem(number, 0), 0, 1, number)
         try:
             # Micro-batch sizes that a supervisor has found to fit are kept.
             changes = [f"{name}={value}" for name, value in document["overrides"].items()]
@@ -175,7 +175,7 @@ class _InProcess:
             action=_ACTION,
             message=error.message if isinstance(error, UpsError) else str(error)[:2000],
             hint=error.hint if isinstance(error, UpsError) else "",
-            exit_code=exit_code_of_cause(base_name(cause)),
+            exit_code=exit_code_of_cause(cause),
             time_wall=time.time(),
         )
         self._file.document["checkpoint"] = commit

@@ -24,20 +24,20 @@ from typing import IO, Annotated, Any, Literal
 
 from pydantic import Field, StrictBool
 
-from ups.errors import MachineError
+from ups.errors import MachineError, exit_code_of_cause
 from ups.record import processes
 from ups.record.blackbox import Phase, Record
 from ups.record.causes import cause_of_exit, signal_name
+from ups.record.failure import memory_of_process
 from ups.record.run_dir import RunDir
 from ups.supervise import evidence
-from ups.supervise.fault import Fault, Number, Whole
+from ups.supervise.fault import MAX_CONSEQUENCES, Fault, Number, Whole
 from ups.supervise.first_cause import (
     CollectiveLog,
     Mismatch,
     OomKills,
     RankEnd,
     clean,
-    exit_code_for,
     first_cause,
     position,
     rank_ends,
@@ -374,7 +374,7 @@ class Attempt:
         if own is None:
             own = self._settle(launcher)
         ended_ns = time.monotonic_ns()
-        pictures = evidence.gather(self._views)
+        memory = {view.rank: memory_of_process(view.pid) for view in self._views if view.alive and view.pid}
         orphans = launcher.end()
         for view in self._views:
             view.refresh()
@@ -386,7 +386,7 @@ class Attempt:
             return self._outcome("ended" if self.over_elsewhere() else "left", None, orphans)
         since = own.noticed_after_seconds if own else (noticed_ns - first.time_ns) / 1e9
         fault = self._fault(first, ends, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
-        evidence.write(self.options.run_dir, fault, self._views, pictures)
+        evidence.write(self.options.run_dir, fault, self._views, memory)
         return replace(self._outcome("failed", fault, orphans), cascade=first.cascade, time_ns=first.time_ns)
 
     def _settle(self, launcher: Launcher) -> _Verdict | None:
@@ -444,12 +444,12 @@ class Attempt:
             log=view.log,
             message=first.message[:2000],
             hint=first.hint,
-            exit_code=exit_code_for(first.cause),
+            exit_code=exit_code_of_cause(first.cause),
             time_wall=time.time() - (time.monotonic_ns() - first.time_ns) / 1e9,
             noticed_after_seconds=round(noticed, 3),
             down_after_seconds=round(down, 3),
             evidence=f"{RunDir.failures.name}/attempt_{self.number}/{self.options.evidence_name}",
-            consequences=[s.document() for s in ends if s.rank != first.rank],
+            consequences=[s.document() for s in ends if s.rank != first.rank][:MAX_CONSEQUENCES],
         )
 
     def _outcome(

@@ -5,7 +5,8 @@ Reads only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,14 +35,17 @@ class UsableCheckpoint:
     damaged: Mapping[int, str] = field(default_factory=dict)
 
 
-def committed_steps(run_dir: Path) -> list[int]:
+def committed_steps(run_dir: Path) -> Iterator[int]:
     """Steps of the committed checkpoints whose files are all there in their sizes, newest first."""
-    return [step for step, path in list_checkpoints(run_dir) if _whole(path)]
+    for step, path in list_checkpoints(run_dir):
+        with contextlib.suppress(UpsError):
+            manifest.verify(path, deep=False)
+            yield step
 
 
 def last_commit(run_dir: Path) -> int | None:
     """Step of the newest committed checkpoint by the sizes of its files: cheap, for who only shows it."""
-    return next((step for step, path in list_checkpoints(run_dir) if _whole(path)), None)
+    return next(committed_steps(run_dir), None)
 
 
 def find_usable(
@@ -75,14 +79,6 @@ def find_usable(
 def damage_line(step: int, problem: str) -> str:
     """What is said about a checkpoint that is skipped because of its bytes."""
     return f"NOTICE checkpoint step={step} is damaged and is not used: {problem}"
-
-
-def _whole(path: Path) -> bool:
-    try:
-        manifest.verify(path, deep=False)
-    except UpsError:
-        return False
-    return True
 
 
 def missing_proof(

@@ -22,7 +22,7 @@ from typing import Any
 
 from ups.errors import UpsError
 from ups.record import processes
-from ups.record.failure import Frame, frames_of_dump, innermost, location_of_dump, memory_of_process
+from ups.record.failure import Frame, frames_of_dump, innermost, location_of_dump
 from ups.record.files import write_file_atomically
 from ups.supervise.fault import Fault
 from ups.supervise.rank_view import RankView, tail
@@ -117,11 +117,6 @@ _RECORDS = 12
 _LOG_BYTES = 4000
 # With many ranks on a host, those that say the most: the first cause and a sample of the others.
 _MAX_LOGS = 16
-
-
-def gather(views: Sequence[RankView]) -> dict[int, dict[str, Any]]:
-    """Memory of the ranks that still live, by rank."""
-    return {view.rank: memory_of_process(view.pid) for view in views if view.alive and view.pid}
 
 
 def write(run_dir: Path, fault: Fault, views: Sequence[RankView], memory: dict[int, dict[str, Any]]) -> None:

@@ -24,6 +24,9 @@ from ups.record.text import printable
 # The keys of `ups why --json`, in this order; the rest of a fault is evidence.
 KEYS = ("attempt", "rank", "world", "host", "step", "phase", "cause", "at", "checkpoint", "lost_steps", "action", "log")
 MAX_REASON = 240
+# Of each fault: with them an attempt of run.json has at most 20 kB, so that hundreds of attempts stay readable. What
+# all ranks saw is in `failures/`.
+MAX_CONSEQUENCES = 16
 # Values of JSON documents: a whole number of 64 bits that is not true or false, and a finite number.
 Whole = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ups.errors import exit_code_of_cause
 from ups.record import causes
 from ups.record.blackbox import Phase, Record
 from ups.supervise.rank_view import RankView
@@ -124,11 +123,6 @@ def clean(view: RankView) -> bool:
     if view.exit is None:
         return False
     return view.left or (view.finished and int(view.exit["code"]) == 0)
-
-
-def exit_code_for(cause: str) -> int:
-    """The exit code of a run that ends with this cause, as `ups.errors` has it."""
-    return exit_code_of_cause(causes.base_name(cause))
 
 
 def _last_words(log: str) -> str:

@@ -75,7 +75,7 @@ class _Following:
             raise
 
     def _run(self) -> int:
-        self._tell()
+        self._tell(self._report)
         while True:
             order = self._link.order
             self._look([])
@@ -90,8 +90,7 @@ class _Following:
 
     def _attempt(self, number: int, order: dict[str, Any]) -> None:
         self._done = number
-        self._report = {"attempt": number, "state": "running"}
-        self._tell()
+        self._tell({"attempt": number, "state": "running"})
         self._box_dir = box_dir = self._box_root / f"attempt_{number}"
         told = order.get("environment")
         known = {name: str(told[name]) for name in (IDENTITY_VARIABLE, HASHED_VARIABLE) if name in told} if told else {}
@@ -116,8 +115,7 @@ class _Following:
         keep_rings(self._options.run_dir, box_dir)
         shutil.rmtree(box_dir, ignore_errors=True)
         on_its_clock = replace(outcome, time_ns=self._link.head_time_ns(outcome.time_ns))
-        self._report = {"attempt": number, "state": outcome.state, "outcome": outcome_to_json(on_its_clock)}
-        self._tell()
+        self._tell({"attempt": number, "state": outcome.state, "outcome": outcome_to_json(on_its_clock)})
         if outcome.fault is not None:
             fault = outcome.fault
             # Host 0 says what is made of it, with all that it knows of the others.
@@ -133,8 +131,7 @@ class _Following:
             self._stop_request.number = int(order["stop"])
         self._stop_request.urgent = self._stop_request.urgent or order.get("urgent") is True
         if self._stop_request.number != self._report.get("asked", 0):
-            self._report = {**self._report, "asked": self._stop_request.number}
-            self._tell()
+            self._tell({**self._report, "asked": self._stop_request.number})
         if views:
             self._file.look(self._box_dir)
         behind = least_advanced(view for view in views if view.alive)
@@ -175,5 +172,6 @@ class _Following:
         self._say(line)
         self._link.say(line)
 
-    def _tell(self) -> None:
-        self._link.report(self._report)
+    def _tell(self, report: dict[str, Any]) -> None:
+        self._report = report
+        self._link.report(report)

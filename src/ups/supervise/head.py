@@ -18,19 +18,17 @@ from typing import Any
 
 from pydantic import StrictStr, TypeAdapter, ValidationError
 
-from ups.errors import HostLostError
+from ups.errors import HostLostError, exit_code_of_cause
 from ups.record.causes import causes_first
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
 from ups.supervise.attempt import AttemptState, Outcome, StopRequest
-from ups.supervise.fault import Fault, Whole
-from ups.supervise.first_cause import exit_code_for
+from ups.supervise.fault import MAX_CONSEQUENCES, Fault, Whole
 from ups.supervise.link_endpoints import HeadLink, Peer
 from ups.supervise.options import Options, Rendezvous
 from ups.supervise.status import HostFile
 from ups.supervise.supervisor_process import STOP_SIGNALS
 
-_MAX_CONSEQUENCES = 16
 # Of each text of a fault: a frame of the link is bounded, and a message or a hint may be of any length.
 _MAX_TEXT = 4000
 
@@ -43,7 +41,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """What a host says about an attempt, short enough for a frame of the link."""
     fault = outcome.fault
     if fault is not None:
-        fault = replace(fault, consequences=[_cut(one) for one in fault.consequences[:_MAX_CONSEQUENCES]])
+        fault = replace(fault, consequences=[_cut(one) for one in fault.consequences[:MAX_CONSEQUENCES]])
     return {**asdict(replace(outcome, fault=None)), "fault": None if fault is None else _cut(fault.document())}
 
 
@@ -86,7 +84,8 @@ def _with_consequences(failed: Sequence[Outcome]) -> Fault:
     """The first cause, with what other hosts saw as its consequences."""
     first = failed[0].fault
     assert first is not None
-    return replace(first, consequences=[*first.consequences, *(_as_consequence(one) for one in failed[1:])])
+    others = [_as_consequence(one) for one in failed[1:]]
+    return replace(first, consequences=[*first.consequences, *others][:MAX_CONSEQUENCES])
 
 
 def _as_consequence(one: Outcome) -> dict[str, Any]:
@@ -332,7 +331,7 @@ class Head:
             cause=cause,
             log=RunDir.log_name(self._number, rank),
             message=f"{lost.why}; rank {rank} was last seen there",
-            exit_code=exit_code_for("host_lost"),
+            exit_code=exit_code_of_cause("host_lost"),
             time_wall=time.time() - seconds,
             noticed_after_seconds=round(seconds, 3),
         )

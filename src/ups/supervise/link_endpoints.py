@@ -256,8 +256,8 @@ class FollowerLink:
         self._report: dict[str, Any] = {}
         self._position: list[Any] = []
         self._heard = self._ticked = time.monotonic()
-        self._joined = False
-        self._problem = ""
+        self.joined = False  # whether the head has ever been reached
+        self.problem = ""  # why the last connection could not be made or was lost
         self._refused: UpsError | None = None
         # (round trip, head's clock minus ours), in nanoseconds
         self._exchanges: deque[tuple[int, int]] = deque(maxlen=_EXCHANGES)
@@ -276,21 +276,11 @@ class FollowerLink:
             return self._order
 
     @property
-    def joined(self) -> bool:
-        """Whether the head has ever been reached."""
-        return self._joined
-
-    @property
     def silent_seconds(self) -> float:
         """How long ago the head was heard; before the first time, how long it has been looked for."""
         now = time.monotonic()
         # Who did not run itself has heard nobody, and accuses nobody.
         return 0.0 if now - self._ticked > FROZEN_SECONDS else now - self._heard
-
-    @property
-    def problem(self) -> str:
-        """Why the last connection could not be made or was lost."""
-        return self._problem
 
     def report(self, report: dict[str, Any], wait_seconds: float = 0.0) -> None:
         """Tell the head where this host is; it is repeated on each new connection."""
@@ -333,7 +323,7 @@ class FollowerLink:
             try:
                 self._talk(session)
             except LinkClosed as error:
-                self._problem = str(error)
+                self.problem = str(error)
             finally:
                 with self._lock:
                     self._session = None
@@ -353,20 +343,20 @@ class FollowerLink:
         try:
             secret = read_secret(self._run_dir)  # again each time: a new start of the head makes a new one
             if secret is None:
-                self._problem = f"host 0 has not left its secret in {self._run_dir} yet"
+                self.problem = f"host 0 has not left its secret in {self._run_dir} yet"
                 return None
             connection = socket.create_connection((host_info.address, host_info.port), _CONNECT_SECONDS)
         except UpsError as error:
             self._refused = error
             return None
         except OSError as error:
-            self._problem = f"{host_info.address}:{host_info.port}: {error.strerror or error}"
+            self.problem = f"{host_info.address}:{host_info.port}: {error.strerror or error}"
             return None
         session = Session(connection)
         try:
             session.introduce(secret, self._who)
         except LinkClosed as error:
-            self._problem = str(error)
+            self.problem = str(error)
             session.close()
             return None
         return session
@@ -378,7 +368,7 @@ class FollowerLink:
             report = self._report
         if report:
             self._send(session, {"report": report})
-        self._joined, self._problem = True, ""
+        self.joined, self.problem = True, ""
         next_ping = 0.0
         while not self._closing:
             now = time.monotonic()

@@ -37,10 +37,6 @@ from ups.record.run_dir import RUNS, RunDir, meant_by
 from ups.supervise.fault import Fault, Number, Whole, stored_overrides
 
 MAX_NOTICES = 100
-# Why MAX_RUN_BYTES are enough: an attempt is about 1 kB, or 3 kB with the longest message. What other ranks saw of a
-# fault is 0.4 MB for 1,024 ranks: the writer keeps it for the newest faults, up to 2 MiB together, and older ones have
-# theirs in `failures/`. So thousands of attempts fit.
-MAX_CONSEQUENCE_BYTES = 2 << 20
 MAX_RANKS = 100_000
 GATE_FAILED = "gate_failed"
 _HINT = "look at it with `ups status`, or choose another run.name"
@@ -182,13 +178,10 @@ class RunFile:
         """Write the state; a full disk must not end the run that is being watched. Returns what went wrong, or ''."""
         self.document["updated"] = time.time()
         self.document["notices"] = self.document["notices"][-MAX_NOTICES:]
-        _bound_consequences(self.document["attempts"])
         try:
             write_file_atomically(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
         except UpsError as error:
             return error.message
-        except OSError as error:
-            return str(error)
         return ""
 
     def pronounce(
@@ -210,18 +203,6 @@ def verdict_line(state: str, exit_code: int, attempts: list[dict[str, Any]], cau
     faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
     parts = [f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"]
     return " ".join(parts + ([f"cause={cause}"] if cause else []) + ([detail] if detail else []))
-
-
-def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
-    left = MAX_CONSEQUENCE_BYTES
-    for fault in reversed([fault for attempt in attempts for fault in attempt.get("faults", [])]):
-        kept = []
-        for one in fault.get("consequences", []):
-            left -= len(json.dumps(one))
-            if left < 0:
-                break
-            kept.append(one)
-        fault["consequences"] = kept
 
 
 def read_run(run_dir: Path) -> RunDocument:

@@ -88,6 +88,7 @@ def summary(run_dir: Path, document: RunDocument, rows: list[RankStatus]) -> dic
     """The run as a whole: the slowest rank sets step and rate."""
     running = document["state"] == "running"
     slowest = min(rows, key=lambda row: row.step, default=None)
+    mirror = read_mirror_note(run_dir)
     result: dict[str, Any] = {
         "name": document["name"],
         "state": document["state"],
@@ -99,7 +100,7 @@ def summary(run_dir: Path, document: RunDocument, rows: list[RankStatus]) -> dic
         "extensions": document.get("extensions", []),
         "gate": document.get("gate"),
         "trackers": _trackers(run_dir),
-        "mirror": _mirror(run_dir),
+        "mirror": None if mirror is None else asdict(mirror),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
         "loss": slowest.document()["loss"] if slowest else None,
@@ -128,12 +129,6 @@ def tracker_lines(result: dict[str, Any]) -> list[str]:
         problem = f", problem: {tracker['problem']}" if tracker["problem"] else ""
         lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{told}{problem}")
     return lines
-
-
-def _mirror(run_dir: Path) -> dict[str, Any] | None:
-    """What the bucket of the run has, None if there is none."""
-    note = read_mirror_note(run_dir)
-    return None if note is None else asdict(note)
 
 
 def mirror_line(result: dict[str, Any]) -> str:

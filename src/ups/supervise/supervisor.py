@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ups.errors import RunDirectoryLostError, UpsError
+from ups.errors import RunDirectoryLostError, UpsError, exit_code_of_cause
 from ups.record.files import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.run_dir import RunDir
@@ -28,7 +28,6 @@ from ups.record.text import path_text, printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest, keep_rings
 from ups.supervise.checkpoints import UsableCheckpoint, damage_line, find_usable, missing_proof
 from ups.supervise.fault import MICRO_BATCH_SIZE, Fault, RestartPolicy
-from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
 from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
@@ -267,7 +266,7 @@ class _Supervision:
         if asked:
             state, code = state_after(asked)
             return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
-        return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {path_text(run_dir)}'"
+        return "failed", fault.cause, exit_code_of_cause(fault.cause), f"why='ups why {path_text(run_dir)}'"
 
     def _lost_directory(self, outcome: Outcome, gone: str) -> tuple[str, str, int, str]:
         """The end of a run whose directory is gone, whatever its ranks made of that: nothing in its place proves it."""
@@ -281,13 +280,13 @@ class _Supervision:
             commit = find_usable(moved, self._identity).step
         fault = outcome.fault or self._fault_at_the_end(outcome, cause, "")
         more = f"; the rank says: {fault.message}" if fault.message and fault.cause != cause else ""
-        fault = replace(fault, cause=cause, message=gone + more, exit_code=exit_code_for(cause))
+        fault = replace(fault, cause=cause, message=gone + more, exit_code=exit_code_of_cause(cause))
         fault = replace(fault, checkpoint=commit, lost_steps=max(0, fault.step - (commit or 0)))
         fault = fault.with_action(self._policy.decide(fault).action)
         self._file.document["attempts"][-1]["faults"].append(fault.document())
         self._file.document["checkpoint"] = commit
         self._say(fault.one_line())
-        return "failed", cause, exit_code_for(cause), f"message={json.dumps(gone)}"
+        return "failed", cause, exit_code_of_cause(cause), f"message={json.dumps(gone)}"
 
     def _unproven(self, outcome: Outcome) -> Fault | None:
         """None if the success is proven, else the fault that says what is missing."""
@@ -316,7 +315,7 @@ class _Supervision:
             lost_steps=max(0, outcome.last_step - (commit or 0)),
             log=RunDir.log_name(number, outcome.behind or 0),
             message=problem,
-            exit_code=exit_code_for(cause),
+            exit_code=exit_code_of_cause(cause),
             time_wall=time.time(),
         )
 
