@@ -40,6 +40,7 @@ from ups.errors import UpsError
 from ups.record import causes
 from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.record.files import read_object, write_file_atomically
+from ups.record.processes import status_fields
 from ups.record.run_dir import RunDir
 
 _BACKGROUND = "ups/training/checkpoint.py"
@@ -333,12 +334,8 @@ def read_failure(stem: Path, shared: Path | None = None) -> dict[str, Any] | Non
 def memory_of_process(pid: int | str = "self") -> dict[str, int]:
     """Memory of a process in bytes: resident, its peak, and the limit and use of accelerators if torch is loaded."""
     names = {"VmRSS": "resident", "VmHWM": "peak", "VmSize": "virtual", "RssShmem": "shared"}
-    memory: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key in names:
-                memory[names[key]] = int(value.split()[0]) * 1024
+    fields = status_fields(pid)
+    memory = {name: int(fields[key].split()[0]) * 1024 for key, name in names.items() if key in fields}
     torch = sys.modules.get("torch")
     if pid == "self" and torch is not None:
         with contextlib.suppress(Exception):

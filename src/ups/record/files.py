@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ups.errors import ConfigError, DiskFullError, MachineError, RunDirectoryLostError
+from ups.record.processes import status_fields
 
 TEMPORARY_PREFIX = ".ups-tmp."
 # What a file system refuses for reasons that no program can mend.
@@ -44,12 +45,8 @@ def write_file_atomically(path: Path, content: bytes) -> None:
 
 def mode_by_umask(path: Path) -> None:
     """Give a file that a library made private the mode that other files get: what the umask of the process leaves."""
-    mask = 0o022
-    with contextlib.suppress(OSError, ValueError):
-        # Reading it is the only way that does not change it for other threads for a moment.
-        lines = Path("/proc/self/status").read_text().splitlines()
-        mask = next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), mask)
-    path.chmod(0o666 & ~mask)
+    # Reading it is the only way that does not change it for other threads for a moment.
+    path.chmod(0o666 & ~int(status_fields("self").get("Umask", "022"), 8))
 
 
 def temporary_name(final: Path) -> Path:
@@ -155,6 +152,16 @@ def read_end(path: Path, limit: int) -> bytes | None:
             return file.read(min(size, limit))  # `read` sets aside as much memory as it is asked for
     except (OSError, ValueError):
         return None
+
+
+def read_from(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
+    """What a file that grows has from `offset` on, at most `limit` bytes; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(limit)
+    except OSError:
+        return b""
 
 
 def safe_read(path: Path, limit: int, *, follow_link: bool = False) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError, UpsError
 from ups.record.checkpoints import read_progress
-from ups.record.files import open_regular
+from ups.record.files import open_regular, read_from
 from ups.record.manifest import read_manifest
 
 IDENTITY_VARIABLE = "UPS_IDENTITY"
@@ -190,12 +190,7 @@ def read_commits(box_dir: Path, offset: int) -> tuple[list[tuple[int, str]], dic
     """Of the whole lines from `offset` on: (step, manifest hash) of each commit, and what is wrong with the checkpoints
     that are skipped, by step; and where the next read begins.
     """
-    try:
-        with (box_dir / COMMITS_NAME).open("rb") as file:
-            file.seek(offset)
-            content = file.read(1 << 20)
-    except OSError:
-        return [], {}, offset
+    content = read_from(box_dir / COMMITS_NAME, offset)
     whole = content[: content.rfind(b"\n") + 1]
     entries = [json.loads(line) for line in whole.splitlines()]
     commits = [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in entries if "damaged" not in entry]

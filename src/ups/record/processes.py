@@ -173,13 +173,16 @@ def children_in_session() -> frozenset[int]:
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal; without one SIGUSR1 would end it."""
+    return bool(int(status_fields(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def status_fields(pid: int | str) -> dict[str, str]:
+    """What the kernel says about a process, by name; nothing if it is gone."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError):
-        pass
-    return False
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 # One thread per process: jobs are the parallelism, and sums are taken in one order whatever the machine.

@@ -352,21 +352,15 @@ class Attempt:
     def _of_mismatch(self, mismatch: Mismatch) -> _Verdict:
         noticed_ns = time.monotonic_ns()
         places = evidence.capture(self._views, native=False)
+        rank, record = mismatch.rank, mismatch.record
         message = (
-            f"collective {mismatch.number}: rank {mismatch.rank} issued {mismatch.operation} of step {mismatch.step}, "
+            f"collective {record.collective}: rank {rank} issued {mismatch.operation} of step {record.step}, "
             f"its peers {mismatch.expected} of step {mismatch.expected_step}"
         )
-        name = mismatch.operation.replace(" ", "")
-        rank_end = RankEnd(
-            mismatch.rank,
-            mismatch.time_ns,
-            f"collective_mismatch({name})",
-            mismatch.step,
-            mismatch.phase,
-            message=message,
-        )
-        at = places[mismatch.rank].short() if mismatch.rank in places else "-"
-        return _Verdict(rank_end, (noticed_ns - mismatch.time_ns) / 1e9, at)
+        cause = f"collective_mismatch({mismatch.operation.replace(' ', '')})"
+        rank_end = RankEnd(rank, record.time_ns, cause, record.step, record.phase.label, message=message)
+        at = places[rank].short() if rank in places else "-"
+        return _Verdict(rank_end, (noticed_ns - record.time_ns) / 1e9, at)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
         """Gather what all ranks have to say, end them, and find the first cause."""

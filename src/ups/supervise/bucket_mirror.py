@@ -19,10 +19,9 @@ from ups.buckets.mirror_process import REFUSED, MirrorNote, read_note
 from ups.config.schema import CheckpointConfig
 from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints
-from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
 from ups.supervise.run_file import update_run
-from ups.supervise.trackers import end_tracker
+from ups.supervise.trackers import end_companion, start_companion
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class BucketMirror:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(self._close_seconds + 5.0)
             finally:
-                end_tracker(process)  # also if somebody is tired of waiting
+                end_companion(process)  # also if somebody is tired of waiting
         note = self.note()
         update_run(self._run_dir, mirror=asdict(note))
         if process is None or process.returncode != 0:
@@ -132,11 +131,4 @@ class BucketMirror:
         self._started = time.monotonic()
         words = [str(self._run_dir), str(self._url), str(self._keep), str(self._close_seconds)]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            self._process = subprocess.Popen(
-                module_command("ups.buckets.mirror_process", *words),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                # Not of the group that Ctrl-C reaches: what is left is copied after the last save.
-                process_group=0,
-            )
+            self._process = start_companion("ups.buckets.mirror_process", *words, stdin=subprocess.PIPE)

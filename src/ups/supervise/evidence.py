@@ -23,7 +23,7 @@ from typing import Any
 from ups.errors import UpsError
 from ups.record import processes
 from ups.record.failure import Frame, frames_of_dump, innermost, location_of_dump
-from ups.record.files import write_file_atomically
+from ups.record.files import read_from, write_file_atomically
 from ups.supervise.fault import Fault
 from ups.supervise.rank_view import RankView, tail
 from ups.tracking.metrics_file import size_of
@@ -95,12 +95,7 @@ def _spy(views: Sequence[RankView], native: bool) -> dict[int, str]:
 
 def _since(path: Path, offset: int) -> str:
     """What was added to a file after `offset`."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(1 << 20).decode(errors="replace")
-    except OSError:
-        return ""
+    return read_from(path, offset).decode(errors="replace")
 
 
 def _complete(dump: str) -> bool:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ups.record import causes
 from ups.record.blackbox import Phase, Record
@@ -137,29 +137,22 @@ _MEMORY = 512
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`rank` issued `operation` as its collective `number`, where its peers issued `expected`."""
+    """`rank` issued `operation` at `record`, where its peers issued `expected` in their step `expected_step`."""
 
     rank: int
-    number: int
-    step: int
-    phase: str
+    record: Record
     operation: str
     expected: str
     expected_step: int
-    time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Issued:
-    number: int
-    step: int
-    phase: str
+class _Issued(NamedTuple):
+    record: Record
     operation: str
-    time_ns: int
 
     @property
     def key(self) -> tuple[int, str]:
-        return (self.step, self.operation)
+        return (self.record.step, self.operation)
 
 
 @dataclass(slots=True)
@@ -175,7 +168,7 @@ class CollectiveLog:
         own = self._issued.setdefault(rank, {})
         if record.collective in own:
             return None
-        own[record.collective] = _Issued(record.collective, record.step, record.phase.label, operation, record.time_ns)
+        own[record.collective] = _Issued(record, operation)
         if len(own) > _MEMORY:
             del own[next(iter(own))]
         return self._compare(record.collective)
@@ -194,15 +187,13 @@ class CollectiveLog:
             least = min(habit.values())
             odd = [rank for rank in issued if habit[rank] == least]
             if len(odd) == len(issued):
-                odd = [max(issued, key=lambda rank: issued[rank].step)]
+                odd = [max(issued, key=lambda rank: issued[rank].record.step)]
         rank = min(odd)
         others = [entry for other, entry in issued.items() if other not in odd] or [
             entry for other, entry in issued.items() if other != rank
         ]
         wrong, expected = issued[rank], others[0]
-        return Mismatch(
-            rank, number, wrong.step, wrong.phase, wrong.operation, expected.operation, expected.step, wrong.time_ns
-        )
+        return Mismatch(rank, wrong.record, wrong.operation, expected.operation, expected.record.step)
 
     def _times_made(self, rank: int, number: int) -> int:
         """How often any rank went from the same collective to the same one before, in the same or the next step."""
@@ -211,7 +202,7 @@ class CollectiveLog:
             if at - 1 not in log or at not in log:
                 return None
             before, after = log[at - 1], log[at]
-            return (before.operation, after.operation, after.step - before.step)
+            return (before.operation, after.operation, after.record.step - before.record.step)
 
         made = move(self._issued[rank], number)
         return sum(move(log, at) == made for log in self._issued.values() for at in log if at < number)

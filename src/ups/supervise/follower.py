@@ -114,8 +114,8 @@ class _Following:
         outcome = attempt.run()
         keep_rings(self._options.run_dir, box_dir)
         shutil.rmtree(box_dir, ignore_errors=True)
-        on_its_clock = replace(outcome, time_ns=self._link.head_time_ns(outcome.time_ns))
-        self._tell({"attempt": number, "state": outcome.state, "outcome": outcome_to_json(on_its_clock)})
+        document = outcome_to_json(outcome, self._link.head_time_ns(0))
+        self._tell({"attempt": number, "state": outcome.state, "outcome": document})
         if outcome.fault is not None:
             fault = outcome.fault
             # Host 0 says what is made of it, with all that it knows of the others.

@@ -37,9 +37,9 @@ _OUTCOMES = TypeAdapter(Outcome)
 _POSITIONS = TypeAdapter(tuple[Whole, Whole, StrictStr])
 
 
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """What a host says about an attempt, short enough for a frame of the link."""
-    fault = outcome.fault
+def outcome_to_json(outcome: Outcome, offset_ns: int) -> dict[str, Any]:
+    """What a host says about an attempt, short enough for a frame. `offset_ns`: the head's clock minus ours."""
+    fault, outcome = outcome.fault, replace(outcome, time_ns=outcome.time_ns + offset_ns)
     if fault is not None:
         fault = replace(fault, consequences=[_cut(one) for one in fault.consequences[:MAX_CONSEQUENCES]])
     return {**asdict(replace(outcome, fault=None)), "fault": None if fault is None else _cut(fault.document())}

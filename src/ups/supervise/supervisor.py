@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ups.errors import RunDirectoryLostError, UpsError, exit_code_of_cause
-from ups.record.files import HeldDirectory
+from ups.record.files import HeldDirectory, read_from
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text, printable
@@ -355,12 +355,10 @@ class _ShownOutput:
     def look(self) -> None:
         for path, stream in self._places:
             offset = self._offsets.get(path, 0)
+            text = read_from(path, offset)
+            self._offsets[path] = offset + len(text)
             with contextlib.suppress(OSError, ValueError):
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    text = file.read(1 << 20)
                 if text:
-                    self._offsets[path] = offset + len(text)
                     stream.write(text.decode(errors="replace"))
                     stream.flush()
 

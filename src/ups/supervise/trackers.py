@@ -105,7 +105,7 @@ def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> 
             process.wait()  # it ends itself after `seconds`
     except BaseException:
         for process in started.values():
-            end_tracker(process)
+            end_companion(process)
         raise
     problems = {}
     for name, process in started.items():
@@ -143,19 +143,25 @@ def start_tracker(
     run_dir: Path, name: str, seconds: float, stdin: int, *, detached: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start to feed a tracker: until `stdin` ends, and at most `seconds` longer."""
+    words = ("ups.supervise.tracker_feed", str(run_dir), name, str(seconds))
+    return start_companion(*words, stdin=stdin, detached=detached)
+
+
+def start_companion(module: str, *words: str, stdin: int, detached: bool = False) -> subprocess.Popen[bytes]:
+    """Start a process of ours that follows a run, and prints nothing."""
     return subprocess.Popen(
-        processes.module_command("ups.supervise.tracker_feed", str(run_dir), name, str(seconds)),
+        processes.module_command(module, *words),
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},  # for what the client of a tracker starts
+        env={**os.environ, "PYTHONSAFEPATH": "1"},  # for what a client starts
         # Of this session, so that it is not taken for an orphan of a rank, but not of the group that Ctrl-C reaches.
         process_group=None if detached else 0,
         start_new_session=detached,
     )
 
 
-def end_tracker(process: subprocess.Popen[bytes]) -> None:
+def end_companion(process: subprocess.Popen[bytes]) -> None:
     """End a process with what it has started."""
     if process.poll() is None:
         with contextlib.suppress(OSError):
@@ -245,7 +251,7 @@ class Trackers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             if process.poll() is None:
-                end_tracker(process)
+                end_companion(process)
             if process.returncode != 0:
                 problem = read_note(self._run_dir, name).problem or "it did not answer in time"
                 logger.warning(

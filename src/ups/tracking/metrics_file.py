@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from ups.record.files import read_end, read_from
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +24,9 @@ class MetricsWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._reported = False
         self._file = path.open("ab", buffering=0)
-        if path.stat().st_size > 0:
-            with path.open("rb") as file:
-                file.seek(-1, os.SEEK_END)
-                torn = file.read(1) != b"\n"
-            if torn:
-                # A killed writer left half a line; the next row must not be glued to it.
-                self._file.write(b"\n")
+        if (read_end(path, 1) or b"\n") != b"\n":
+            # A killed writer left half a line; the next row must not be glued to it.
+            self._file.write(b"\n")
 
     def log(self, row: Row) -> None:
         """Append one row in a single write, so that readers see whole lines. A full disk is reported once and
@@ -53,12 +50,7 @@ def new_rows(path: Path, offset: int, limit: int = 100_000) -> tuple[list[dict[s
 
     Every line counts, so that a row keeps its number whatever happened before it. Reads a part of a long file.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read(_MAX_READ_BYTES)
-    except OSError:
-        return [], offset
+    content = read_from(path, offset, _MAX_READ_BYTES)
     lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)[:limit]
     return [_row(line) for line in lines], offset + sum(map(len, lines))
 

@@ -40,7 +40,7 @@ def test_ranks_in_step_are_never_accused() -> None:
 def test_a_rank_that_skips_one_is_named_by_the_majority() -> None:
     found = feed(4, 10, skip=(2, 6, 0))
     assert found is not None
-    assert (found.rank, found.step) == (2, 6)
+    assert (found.rank, found.record.step) == (2, 6)
     assert found.expected == "reduce(gradients)"
 
 

@@ -25,9 +25,11 @@ def test_a_host_that_only_lost_its_peer_is_a_consequence_whatever_its_time() -> 
     assert result.exits == {0: 1, 1: 1}
 
 
-def test_of_two_causes_the_first_by_time_counts() -> None:
+def test_of_two_causes_the_first_counts_by_the_clock_of_the_head() -> None:
     ours = failed(0, "exception(ValueError)", cascade=False, time_ns=5_000)
-    theirs = failed(1, "killed(SIGKILL)", cascade=False, time_ns=3_000)
+    # Later by its own clock, earlier by ours.
+    theirs = outcome_from_json(outcome_to_json(failed(1, "killed(SIGKILL)", cascade=False, time_ns=9_000), -6_000))
+    assert theirs is not None
     result = joined({0: ours, 1: theirs}, [0, 1], None)
     assert result.fault is not None
     assert (result.fault.rank, result.fault.cause) == (1, "killed(SIGKILL)")
@@ -43,7 +45,7 @@ def test_all_hosts_must_have_finished_at_the_same_step() -> None:
 
 def test_an_outcome_goes_over_the_link_and_nothing_else_is_taken_for_one() -> None:
     outcome = failed(1, "stalled", cascade=False, time_ns=3)
-    document = json.loads(json.dumps(outcome_to_json(outcome)))
+    document = json.loads(json.dumps(outcome_to_json(outcome, 0)))
     assert outcome_from_json(document) == outcome
     for wrong in (
         {},
