@@ -382,10 +382,7 @@ def _open(directory: str, limit: str, pid: int) -> BlockCache:
 
 
 def _number(limit: str) -> int:
-    try:
-        found = int(limit)
-    except ValueError:
-        found = -1
-    if found < LEAST_BYTES:
+    num_bytes = int(limit) if limit.isdecimal() else 0
+    if num_bytes < LEAST_BYTES:
         raise ConfigError(f"{LIMIT} must be a number of bytes, {LEAST_BYTES} or more")
-    return found
+    return num_bytes

@@ -28,7 +28,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -135,14 +134,11 @@ def delete(bucket: Bucket, *doomed: str) -> None:
     import obstore
 
     for name in doomed:
-        with _errors(bucket, f"removing {name}"):
-            try:
-                obstore.delete(bucket.store, bucket.key(name))
-            except FileNotFoundError:
-                continue
+        with _errors(bucket, f"removing {name}"), contextlib.suppress(FileNotFoundError):
+            obstore.delete(bucket.store, bucket.key(name))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _errors(bucket: Bucket, doing: str) -> Iterator[None]:
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
