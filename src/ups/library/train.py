@@ -52,7 +52,7 @@ from ups.supervise.head import dismiss
 from ups.supervise.link_endpoints import head_link
 from ups.supervise.options import HostInfo, Options
 from ups.supervise.run_file import GATE_FAILED, hold_run, read_run, was_started
-from ups.supervise.supervisor import supervise_held
+from ups.supervise.supervisor import supervise
 from ups.supervise.tracker_feed import check_trackers
 from ups.supervise.trackers import Trackers
 
@@ -211,11 +211,11 @@ def start_ranks(
     )
     with output.following(run_dir, recipe) as say:
         if host_info is None:
-            return supervise_held(options, say)
+            return supervise(options, say)
         from ups import __version__
 
         with head_link(host_info, ranks, __version__, run_dir) as link:
-            return supervise_held(options, say, link)
+            return supervise(options, say, link)
 
 
 def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:

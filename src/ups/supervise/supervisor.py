@@ -32,7 +32,7 @@ from ups.supervise.head import Head
 from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
-from ups.supervise.run_file import RunFile, hold_run, machine_mark, state_after
+from ups.supervise.run_file import RunFile, machine_mark, state_after
 from ups.supervise.supervisor_process import supervising
 
 if TYPE_CHECKING:
@@ -40,18 +40,12 @@ if TYPE_CHECKING:
     from ups.supervise.trackers import Trackers
 
 
-def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
+def supervise(options: Options, say: Callable[[str], None] | None = None, link: HeadLink | None = None) -> int:
     """Run the ranks to their end and return the exit code of the run (see `ups.errors.EXIT_CODES`).
 
-    Prints one `FAILED` line per fault and a `VERDICT` line at the end. Raises RunHeldError if another supervisor
-    already watches this run.
+    For who holds the run (`hold_run`); with a `link` as the head of several hosts. Prints one `FAILED` line per fault
+    and a `VERDICT` line at the end.
     """
-    with hold_run(options.run_dir):
-        return supervise_held(options, say)
-
-
-def supervise_held(options: Options, say: Callable[[str], None] | None = None, link: HeadLink | None = None) -> int:
-    """The same for who holds the run already (`hold_run`); with a `link` as the head of several hosts."""
     with (
         contextlib.closing(HeldDirectory(options.run_dir)) as held,
         supervising(options.run_dir, len(options.local_ranks), say or _print) as (stop_request, output, root),

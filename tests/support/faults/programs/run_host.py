@@ -10,7 +10,7 @@ from ups.supervise.link_endpoints import head_link
 from ups.supervise.options import Options, find_host_info
 from ups.supervise.run_file import hold_run
 from ups.supervise.standstill import Deadlines
-from ups.supervise.supervisor import supervise_held
+from ups.supervise.supervisor import supervise
 
 
 def say(line: str) -> None:
@@ -34,7 +34,7 @@ def main() -> int:
     if not host_info.is_head:
         return follow(options, say, "test")
     with hold_run(run_dir), head_link(host_info, ranks, "test", run_dir) as link:
-        return supervise_held(options, say, link)
+        return supervise(options, say, link)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.faults.small_run import prepare_real
 from ups.config.recipe import resolve
 from ups.supervise.options import Options, Rendezvous
+from ups.supervise.run_file import hold_run
 from ups.supervise.standstill import Deadlines
 from ups.supervise.supervisor import supervise
 from ups.supervise.trackers import Trackers
@@ -31,5 +32,6 @@ if __name__ == "__main__":
         identity=identity,
         **settings,
     )
-    with Trackers(run_dir, resolve(recipe).recipe.tracking.trackers if recipe else []) as trackers:
+    followed = resolve(recipe).recipe.tracking.trackers if recipe else []
+    with hold_run(run_dir), Trackers(run_dir, followed) as trackers:
         sys.exit(supervise(replace(options, trackers=trackers)))
