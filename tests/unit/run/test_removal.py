@@ -171,7 +171,7 @@ def test_who_waited_for_a_lock_that_was_removed_does_not_hold_the_run(
 def test_what_is_not_of_a_run_is_never_removed(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     (foreign / "checkpoints/step_100").mkdir(parents=True)
-    for name in ("run_args.json", "config.yaml", "env.json", "statistics.json", "checkpoints/step_100/w.bin"):
+    for name in ("run.json", "config.yaml", "env.json", "statistics.json", "checkpoints/step_100/w.bin"):
         (foreign / name).write_text("{}")
     before = sorted(foreign.rglob("*"))
     with pytest.raises(ConfigError, match="not made by ups train"):
