@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray
@@ -64,7 +66,7 @@ def read_ours(reader: StoreReader, windows: list[tuple[int, int]]) -> None:
         reader.read("train", trajectory, start, WINDOW)
 
 
-def read_library(array: zarr.Array, windows: list[tuple[int, int]]) -> None:
+def read_library(array: zarr.Array[Any], windows: list[tuple[int, int]]) -> None:
     """The same windows through zarr-python."""
     for trajectory, start in windows:
         np.asarray(array[trajectory, start : start + WINDOW])
@@ -98,8 +100,8 @@ def measure(folder: Path, rounds: int) -> dict[str, float]:
     for number in range(rounds):
         ours, library = folder / f"ours{number}.zarr", folder / f"library{number}.zarr"
         actions: dict[str, Callable[[], object]] = {
-            "write, ours": lambda path=ours: write_ours(path),
-            "write, zarr": lambda path=library: write_library(path),
+            "write, ours": partial(write_ours, ours),
+            "write, zarr": partial(write_library, library),
         }
         for name, action in actions.items():
             times.setdefault(name, []).append(seconds(action))
@@ -108,19 +110,16 @@ def measure(folder: Path, rounds: int) -> dict[str, float]:
         trajectories, starts = generator.integers(0, COUNT, 500), generator.integers(0, FRAMES - WINDOW, 500)
         windows = [(int(t), int(s)) for t, s in zip(trajectories, starts, strict=True)]
         actions = {
-            "500 windows, ours": lambda reader=reader, windows=windows: read_ours(reader, windows),
-            "500 windows, zarr": lambda array=array, windows=windows: read_library(array, windows),
-            "open, ours": lambda path=ours: StoreReader(path),
-            "open, zarr": lambda path=ours: [
-                zarr.open_group(path, mode="r")[f"train/{n}"] for n in ("state", "x", "y")
-            ],
-            "netcdf, ours": lambda: read_netcdf(folder / "a.nc"),
-            "netcdf, xarray": lambda: xarray.load_dataset(folder / "a.nc", engine="h5netcdf"),
-            "import, zarr": lambda: None,
+            "500 windows, ours": partial(read_ours, reader, windows),
+            "500 windows, zarr": partial(read_library, array, windows),
+            "open, ours": partial(StoreReader, ours),
+            "open, zarr": partial(open_library, ours),
+            "netcdf, ours": partial(read_netcdf, folder / "a.nc"),
+            "netcdf, xarray": partial(xarray.load_dataset, folder / "a.nc", engine="h5netcdf"),
         }
         for name, action in actions.items():
-            taken = import_seconds("zarr") if name.startswith("import") else seconds(action)
-            times.setdefault(name, []).append(taken)
+            times.setdefault(name, []).append(seconds(action))
+        times.setdefault("import, zarr", []).append(import_seconds("zarr"))
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

@@ -85,7 +85,7 @@ def chaos(run: Started, dice: random.Random, mean_seconds: float, every_kind: di
             continue
         document = read_run(run.run_dir)
         kinds = set(every_kind)
-        if len(committed_steps(run.run_dir)) < 2:
+        if len(list(committed_steps(run.run_dir))) < 2:
             kinds.discard("damage")  # needs an older one to fall back to
         if document["overrides"].get(MICRO_BATCH_SIZE) == 1:
             kinds.discard("memory")  # a single window that does not fit ends a run, rightly
