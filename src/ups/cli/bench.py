@@ -27,8 +27,7 @@ app = new_app()
 @app.command()
 def bench(
     recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help="Compare the model of this recipe with baselines.", show_default=False),
+        str | None, typer.Argument(metavar="RECIPE", help="Compare the model of this recipe with baselines.")
     ] = None,
     model: Annotated[
         list[str], typer.Option(metavar="NAME", help="fno or unet; may be given many times. [default: both]")

@@ -67,8 +67,8 @@ def schema() -> None:
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A recipe file, or a run directory.", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.", show_default=False)],
+    a: Annotated[str, typer.Argument(metavar="A", help="A recipe file, or a run directory.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.")],
     json: JsonOption = False,
 ) -> None:
     """Print the fields in which two recipes differ.

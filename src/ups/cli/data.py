@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from ups.solvers.request import Request
 
 
+StoreOption = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")]
+ValidOption = Annotated[float, typer.Option(min=0, max=0.9, help="Part for validation.")]
+TestOption = Annotated[float, typer.Option(min=0, max=0.9, help="Part for the test; at least 6 of 24 or more.")]
+CompressOption = Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")]
+
+
 def check_fractions(valid_fraction: float, test_fraction: float) -> None:
     """Raise ConfigError if nothing would be left to train on."""
     if valid_fraction + test_fraction >= 1:
@@ -75,7 +82,7 @@ def import_data(
         list[str],
         typer.Argument(metavar="FILE", help="NumPy, HDF5, NetCDF or Zarr; several are trajectories of one task."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],
+    output: StoreOption,
     task: Annotated[
         Path | None,
         typer.Option(
@@ -84,12 +91,10 @@ def import_data(
             help="What the arrays mean; default the task.yaml next to FILE, else a guess.",
         ),
     ] = None,
-    valid_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for validation.")] = 0.1,
-    test_fraction: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Part for the test; at least 6 of 24 or more.")
-    ] = 0.1,
-    compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
+    valid_fraction: ValidOption = 0.1,
+    test_fraction: TestOption = 0.1,
+    compress: CompressOption = False,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
     """Make a store of data of your own, a few frames at a time. What is assumed about it is printed, and kept in it."""
@@ -100,40 +105,30 @@ def import_data(
     write_store(reader, output, names, "importing", compress=compress, overwrite=overwrite, json=json)
 
 
-TasksArgument = Annotated[
-    list[str], typer.Argument(metavar="TASK", help="Tasks to generate, or 'all'.", show_default=False)
-]
+TasksArgument = Annotated[list[str], typer.Argument(metavar="TASK", help="Tasks to generate, or 'all'.")]
 
 
 def generate(
     tasks: TasksArgument,
     out: Annotated[str, typer.Option(help="Directory for the data sets.")] = "data",
     trajectories: Annotated[
-        str | None,
-        typer.Option(metavar="TRAIN,VALID,TEST", help="Trajectories of each split. [default: 512,64,64]"),
+        str | None, typer.Option(metavar="TRAIN,VALID,TEST", help="Trajectories of each split. [default: 512,64,64]")
     ] = None,
     small: Annotated[bool, typer.Option("--small", help="A quick try: 32,8,8 trajectories.")] = False,
     resolution: Annotated[
-        int | None, typer.Option(help="Stored points per axis. [default: 128 in 1D, 32 in 2D]", show_default=False)
+        int | None, typer.Option(help="Stored points per axis. [default: 128 in 1D, 32 in 2D]")
     ] = None,
-    frames: Annotated[
-        int | None, typer.Option(help="Stored frames. [default: 41 in 1D, 21 in 2D]", show_default=False)
-    ] = None,
+    frames: Annotated[int | None, typer.Option(help="Stored frames. [default: 41 in 1D, 21 in 2D]")] = None,
     parameter: Annotated[
-        list[str],
-        typer.Option(metavar="NAME=VALUE", help="Give a parameter instead of drawing it.", show_default=False),
+        list[str], typer.Option(metavar="NAME=VALUE", help="Give a parameter instead of drawing it.")
     ] = [],  # noqa: B006 - typer copies it
     range: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=LOW:HIGH",
-            help="Draw a parameter from another range, to score a model outside of its own.",
-            show_default=False,
+            metavar="NAME=LOW:HIGH", help="Draw a parameter from another range, to score a model outside of its own."
         ),
     ] = [],  # noqa: B006 - typer copies it
-    processes: Annotated[
-        int | None, typer.Option(help="Solver processes. [default: one per core]", show_default=False)
-    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Solver processes. [default: one per core]")] = None,
     format: Annotated[
         str, typer.Option(help="store (Zarr) or pdebench (HDF5, one value of each parameter).")
     ] = "store",
@@ -264,7 +259,6 @@ PathsArgument = Annotated[
         metavar="PATH",
         help="A store (.zarr), a data set of The Well, or one or more files of one task (PDEBench, arrays with a "
         "task.yaml, or what an installed package reads).",
-        show_default=False,
     ),
 ]
 ProblemOption = Annotated[
@@ -377,17 +371,15 @@ def validate(
 @app.command(short_help="Convert to a store; thin or compress it.")
 def pack(
     paths: PathsArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],
+    output: StoreOption,
     first_frame: Annotated[int, typer.Option(min=0, help="Leave out the frames before this one.")] = 0,
     time_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th frame.")] = 1,
     space_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th point along each axis.")] = 1,
     antialias: Annotated[bool, typer.Option("--antialias", help="Average over cells instead of picking.")] = False,
-    valid_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for validation.")] = 0.1,
-    test_fraction: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Part for the test; at least 6 of 24 or more.")
-    ] = 0.1,
-    compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
+    valid_fraction: ValidOption = 0.1,
+    test_fraction: TestOption = 0.1,
+    compress: CompressOption = False,
+    overwrite: OverwriteOption = False,
     problem: ProblemOption = None,
     task: TaskOption = None,
     format: FormatOption = "auto",

@@ -23,17 +23,13 @@ if TYPE_CHECKING:
 
 
 def fetch(
-    name: Annotated[
-        str | None, typer.Argument(help="Data set, such as pdebench/burgers1d; none lists them.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Data set, such as pdebench/burgers1d; none lists them.")] = None,
     out: Annotated[str, typer.Option(help="Directory for the data sets.")] = "data",
     only: Annotated[
-        list[str],
-        typer.Option(metavar="PATTERN", help="Only files like this: '*Nu0.01*', 'data/train/*'.", show_default=False),
+        list[str], typer.Option(metavar="PATTERN", help="Only files like this: '*Nu0.01*', 'data/train/*'.")
     ] = [],  # noqa: B006 - typer copies it
     mirror: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Fetch from here; {name} stands for the data set.", show_default=False),
+        str | None, typer.Option(metavar="URL", help="Fetch from here; {name} stands for the data set.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Files at once.")] = 4,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be fetched, with sizes.")] = False,
@@ -114,16 +110,12 @@ def _fetch(name: str, out: Path, only: list[str], mirror: str | None, jobs: int,
 def cache(
     recipe: RecipeArgument,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="The cache. [default: `cache` of the stage]", show_default=False),
+        Path | None, typer.Option("--out", metavar="DIR", help="The cache. [default: `cache` of the stage]")
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16. [default: `cache_dtype` of the stage]", show_default=False),
+        str | None, typer.Option(help="float32, bfloat16 or float16. [default: `cache_dtype` of the stage]")
     ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Encoding processes. [default: one per core]", show_default=False)
-    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Encoding processes. [default: one per core]")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing: read every byte of the cache again.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another cache of that name.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it

@@ -41,18 +41,14 @@ def doctor(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE",
-            help="A recipe file, or a run directory. Without one only the machine is examined.",
-            show_default=False,
+            metavar="RECIPE", help="A recipe file, or a run directory. Without one only the machine is examined."
         ),
     ] = None,
     ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", min=1, max=1024, help="Ranks to try; default one per GPU, else 2.", show_default=False),
+        int | None, typer.Option("--ranks", min=1, max=1024, help="Ranks to try; default one per GPU, else 2.")
     ] = None,
     bisect: Annotated[
-        bool,
-        typer.Option("--bisect", help="Find which part of a failing recipe the failure needs."),
+        bool, typer.Option("--bisect", help="Find which part of a failing recipe the failure needs.")
     ] = False,
     compare_python: Annotated[
         str | None,
@@ -61,7 +57,6 @@ def doctor(
             metavar="PYTHON",
             help="Train the same few steps with the Python of another environment, and find the first number that "
             "differs.",
-            show_default=False,
         ),
     ] = None,
     steps: Annotated[

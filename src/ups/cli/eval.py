@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, PluginOption, new_app
+from ups.cli.options import JsonOption, OnlyTasksOption, PluginOption, StartFrameOption, new_app
 from ups.cli.output import note, report, say, styled
 from ups.errors import ConfigError
 from ups.inference.stored_scores import stored_warnings, written_words
@@ -22,21 +22,20 @@ app = new_app()
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A run, or a bundle.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A run, or a bundle.")],
     split: Annotated[str, typer.Option(help="Which trajectories: test or valid.")] = "test",
-    task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
+    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
     data: Annotated[
         list[str],
         typer.Option(
             metavar="TASK=PATH",
             help="Score a task on held-out trajectories of this data; needed for a bundle; may be given many times.",
-            show_default=False,
         ),
     ] = [],  # noqa: B006 - typer copies it
     recipe_data: Annotated[
         bool, typer.Option("--recipe-data", help="Open the data that the recipe in a bundle names, and print which.")
     ] = False,
-    start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
+    start_frame: StartFrameOption = None,
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Draw report/index.html too.")] = True,
@@ -92,12 +91,9 @@ compare_app = new_app()
 @compare_app.command()
 def compare(
     models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN|BUNDLE|SCORES", help="Runs, bundles, reports or scores.json files.", show_default=False
-        ),
+        list[str], typer.Argument(metavar="RUN|BUNDLE|SCORES", help="Runs, bundles, reports or scores.json files.")
     ],
-    task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
+    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
     out: Annotated[str | None, typer.Option(help="Directory for a page with tables and curves.")] = None,
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -177,7 +173,7 @@ def _group() -> None:
 
 @export_app.command(short_help="Weights, config, statistics and a card with scores.")
 def bundle(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run.")],
     out: Annotated[str | None, typer.Option(help="Directory of the bundle; default RUN/bundle.")] = None,
     trajectories: Annotated[int, typer.Option(help="Test trajectories of each task to score.", min=1)] = 64,
     plugin: PluginOption = [],  # noqa: B006 - typer copies it

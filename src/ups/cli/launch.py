@@ -110,10 +110,7 @@ def vast(
     gpus: Annotated[str, typer.Option("--gpus", metavar="KIND:COUNT", help="In Vast's names, such as RTX_4090:1.")],
     image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="A Docker image with Python and torch.")],
     mirror: MirrorOption,
-    ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", min=1, max=1024, help="Default one for each GPU.", show_default=False),
-    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, max=1024, help="Default one for each GPU.")] = None,
     disk: Annotated[int, typer.Option("--disk", min=10, max=65_536, metavar="GB", help="Disk of the machine.")] = 50,
     data: DataOption = [],  # noqa: B006 - typer copies it
     secret: SecretOption = [],  # noqa: B006 - typer copies it
@@ -215,10 +212,7 @@ InstallOption = Annotated[
     ),
 ]
 MirrorOption = Annotated[
-    str,
-    typer.Option(
-        "--mirror", metavar="URL", help="Bucket for checkpoints and results: s3://bucket/prefix.", show_default=False
-    ),
+    str, typer.Option("--mirror", metavar="URL", help="Bucket for checkpoints and results: s3://bucket/prefix.")
 ]
 DataOption = Annotated[
     list[str],
@@ -227,7 +221,6 @@ DataOption = Annotated[
         metavar="PATH=URL",
         help="A path of the recipe and the bucket that holds it; a URL that ends in / is a directory. May be given "
         "many times.",
-        show_default=False,
     ),
 ]
 SecretOption = Annotated[
@@ -237,14 +230,11 @@ SecretOption = Annotated[
         metavar="NAME",
         help="Name of a variable with a secret, such as AWS_SECRET_ACCESS_KEY; the value is not asked for. May be "
         "given many times.",
-        show_default=False,
     ),
 ]
 EnvOption = Annotated[
     list[str],
-    typer.Option(
-        "--env", metavar="NAME=VALUE", help="A variable that is no secret. May be given many times.", show_default=False
-    ),
+    typer.Option("--env", metavar="NAME=VALUE", help="A variable that is no secret. May be given many times."),
 ]
 
 
@@ -329,16 +319,12 @@ def slurm(
     sbatch: Annotated[
         list[str],
         typer.Option(
-            "--sbatch",
-            metavar="OPTION",
-            help="Another option of sbatch: --sbatch=--qos=long. May be given many times.",
-            show_default=False,
+            "--sbatch", metavar="OPTION", help="Another option of sbatch: --sbatch=--qos=long. May be given many times."
         ),
     ] = [],  # noqa: B006 - typer copies it
     over: OverOption = [],  # noqa: B006 - typer copies it
     sweep: Annotated[
-        list[str],
-        typer.Option("--sweep", metavar="FIELD=VALUE,...", help="Earlier form of --over.", show_default=False),
+        list[str], typer.Option("--sweep", metavar="FIELD=VALUE,...", help="Earlier form of --over.")
     ] = [],  # noqa: B006 - typer copies it
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
@@ -389,10 +375,7 @@ def slurm(
 
 @app.command(short_help="Write the manifest of a run for kubectl.")
 def kubernetes(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="A recipe file, below this directory.", show_default=False),
-    ],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, below this directory.")],
     image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="An image with ups in it.")],
     claim: Annotated[
         str,
@@ -423,8 +406,7 @@ def kubernetes(
     priority: Annotated[str, typer.Option("--priority", metavar="NAME", help="A PriorityClass.")] = "",
     queue: Annotated[str, typer.Option("--queue", metavar="NAME", help="A queue of Kueue.")] = "",
     jobset: Annotated[
-        bool,
-        typer.Option("--jobset", help="A JobSet, which restarts all pods together; the cluster must have JobSet."),
+        bool, typer.Option("--jobset", help="A JobSet, which restarts all pods together; the cluster must have JobSet.")
     ] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe file, or a run directory.", show_default=False)
-]
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or a run directory.")]
 SetOption = Annotated[
     list[str],
     typer.Option(
@@ -16,7 +14,6 @@ SetOption = Annotated[
         metavar="FIELD=VALUE",
         help="Change a field, as if the recipe had been edited: engine.precision=bfloat16, stages.0.steps=100. "
         "May be given many times.",
-        show_default=False,
     ),
 ]
 OverOption = Annotated[
@@ -26,7 +23,6 @@ OverOption = Annotated[
         metavar="FIELD=[VALUE, ...]",
         help="A run for each value of a YAML list: 'run.seed=[0, 1, 2]'. Fields that change together: 'A,B=[[1, 2], "
         "[3, 4]]'. Given twice: a run for each combination.",
-        show_default=False,
     ),
 ]
 
@@ -47,9 +43,11 @@ PluginOption = Annotated[
         help="Run this script first, which registers models, losses, metrics or other parts. May be given many times.",
         callback=_use_scripts,
         is_eager=True,
-        show_default=False,
     ),
 ]
+RanksOption = Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")]
+OnlyTasksOption = Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")]
+StartFrameOption = Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

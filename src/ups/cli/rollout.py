@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, PluginOption, new_app
+from ups.cli.options import JsonOption, PluginOption, StartFrameOption, new_app
 from ups.cli.output import note, report, say
 from ups.config.schema import TaskConfig
 from ups.errors import ConfigError, DataError
@@ -41,7 +41,6 @@ def rollout(
         typer.Argument(
             metavar="INPUT",
             help="Where to start: a store, or a NumPy, HDF5, NetCDF or Zarr file; default the data of the run.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
@@ -76,7 +75,7 @@ def rollout(
     seed: Annotated[int, typer.Option(help="Of the noise that makes members differ.", min=0)] = 0,
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
-    start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
+    start_frame: StartFrameOption = None,
     problem: Annotated[
         str | None, typer.Option(help="Problem of PDEBench that INPUT holds, where it does not say so.")
     ] = None,

@@ -29,6 +29,11 @@ from ups.supervise.trackers import catch_up, read_note
 from ups.supervise.trackers import sync as sync_trackers
 from ups.supervise.why import explain, faults_as_json
 
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")]
+RunOrNewest = Annotated[
+    str | None, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/; default the newest.")
+]
+RunsArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")]
 app = new_app()
 
 
@@ -47,7 +52,7 @@ def _runs() -> None:
 
 @app.command("list")
 def list_(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path(RUNS),
+    directory: RunsArgument = Path(RUNS),
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
@@ -96,7 +101,7 @@ def list_(
 
 @app.command()
 def remove(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")],
+    run: RunArgument,
     json: JsonOption = False,
 ) -> None:
     """Delete a run with its checkpoints, bundle and report. Refuses a run that is alive."""
@@ -111,7 +116,7 @@ def remove(
 
 @app.command()
 def promote(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")],
+    run: RunArgument,
     tag: Annotated[str, typer.Argument(metavar="TAG", help="A name such as production; one run has it at a time.")],
     take_away: Annotated[bool, typer.Option("--take-away", help="Take the tag from the run instead.")] = False,
     json: JsonOption = False,
@@ -134,7 +139,7 @@ def promote(
 
 @app.command()
 def clean(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path(RUNS),
+    directory: RunsArgument = Path(RUNS),
     completed: Annotated[bool, typer.Option("--completed", help="Also runs that have a bundle.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them.")] = False,
     json: JsonOption = False,
@@ -172,7 +177,7 @@ def clean(
 
 @app.command()
 def page(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path(RUNS),
+    directory: RunsArgument = Path(RUNS),
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page. [default: DIR/index.html]")
     ] = None,
@@ -197,10 +202,7 @@ status_app = new_app()
 
 @status_app.command()
 def status(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/; default the newest."),
-    ] = None,
+    run: RunOrNewest = None,
     json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until the run ends.")] = False,
 ) -> None:
@@ -237,10 +239,7 @@ why_app = new_app()
 
 @why_app.command()
 def why(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/; default the newest."),
-    ] = None,
+    run: RunOrNewest = None,
     json: JsonOption = False,
     fault: Annotated[int | None, typer.Option("--fault", help="Which fault to explain; 0 is the first.")] = None,
 ) -> None:
@@ -265,7 +264,7 @@ def _track() -> None:
 
 @track_app.command()
 def sync(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")],
+    run: RunArgument,
     json: JsonOption = False,
 ) -> None:
     """Send each tracker of a run the rows that it does not have, the report, and how the run ended.

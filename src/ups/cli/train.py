@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ups.cli.launch import app as launch
-from ups.cli.options import JsonOption, OverOption, PluginOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, OverOption, PluginOption, RanksOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import note, report, say, styled, table
 from ups.config.recipe import recipe_file, resolve
 from ups.config.sweep import axes_of
@@ -40,22 +40,19 @@ app = new_app()
 @app.command()
 def train(
     recipe: RecipeArgument,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    ranks: RanksOption = 1,
     hosts: Annotated[
         int,
         typer.Option("--hosts", min=1, max=10_000, help="Hosts that the ranks are spread over, equally many on each."),
     ] = 1,
     host: Annotated[
-        int | None,
-        typer.Option("--host", min=0, help="Number of this host, from 0; default SLURM_NODEID.", show_default=False),
+        int | None, typer.Option("--host", min=0, help="Number of this host, from 0; default SLURM_NODEID.")
     ] = None,
     address: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS:PORT", help="Where host 0 listens for the others; the same on every host."),
+        str, typer.Option(metavar="ADDRESS:PORT", help="Where host 0 listens for the others; the same on every host.")
     ] = "",
     interface: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Interface that ranks talk over; default the one that leads to host 0."),
+        str, typer.Option(metavar="NAME", help="Interface that ranks talk over; default the one that leads to host 0.")
     ] = "",
     stage: Annotated[
         str | None,
@@ -163,7 +160,7 @@ run_app = new_app()
 @run_app.command()
 def run(
     recipe: RecipeArgument,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    ranks: RanksOption = 1,
     set: SetOption = [],  # noqa: B006 - typer copies it
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -279,7 +276,7 @@ def finetune(
     task: Annotated[
         str | None, typer.Option(help="What to call the data; default as the task of the bundle that it fits.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    ranks: RanksOption = 1,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
