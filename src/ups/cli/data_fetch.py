@@ -165,7 +165,6 @@ def _write(
     from ups.run.assemble import cache_key
     from ups.run.latent_caching import (
         encoder_hash,
-        for_processes,
         frozen_stepper,
         measure_gain,
         write_cache,
@@ -183,7 +182,7 @@ def _write(
             writer,
             stepper,
             opened,
-            elsewhere=for_processes(recipe, index),
+            elsewhere=(recipe, index),
             num_processes=processes or len(os.sched_getaffinity(0)),
             facts=gain.to_json(),
             progress=lambda done, total: line.count("encoding", done, total, "files"),
@@ -215,6 +214,6 @@ def _lines(gain: Gain, dtype: str) -> list[str]:
         f"operator {1e3 * gain.operator_seconds:.3g} ms (CPU time)",
     ]
     for name, error in gain.errors.items():
-        change = f", {error.of_change:.1e} of its change over a step" if error.of_change == error.of_change else ""
+        change = "" if error.of_change is None else f", {error.of_change:.1e} of its change over a step"
         lines.append(f"error of {dtype} in task '{name}': {error.of_latent:.1e} of a latent{change}")
     return [*lines, gain.verdict]

@@ -184,11 +184,11 @@ def page(
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page about all runs of a directory: verdicts, gates, scores, small loss curves."""
-    found = cards(directory)
+    path = output or directory / "index.html"
+    found = cards(directory, path.parent)
     if not found:
         raise ConfigError(f"there is no run under {directory}/", hint="start one with: ups run RECIPE")
-    path = output or directory / "index.html"
-    write_file_atomically(path, overview_page(found, f"Runs in {directory}", time.time(), path.parent).encode())
+    write_file_atomically(path, overview_page(found, f"Runs in {directory}", time.time()).encode())
     if json:
         report({"page": str(path), "runs": len(found)})
     else:

@@ -15,7 +15,7 @@ from ups.cli.output import note, report, say, styled, table
 from ups.config.recipe import recipe_file, resolve
 from ups.config.sweep import axes_of
 from ups.errors import ConfigError
-from ups.inference.stored_scores import stored_warnings, written_words
+from ups.inference.stored_scores import stored_warnings
 from ups.library.recipe import stage_alone, without_place
 from ups.library.recipe_steps import StepOutput, before_gate
 from ups.library.run_recipe import StepLines, run_resolved
@@ -90,15 +90,6 @@ def _host_info(hosts: int, ranks: int, host: int | None, address: str, interface
 def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: HostInfo | None = None) -> int:
     """Train a resolved recipe and say how it ended; returns the exit code of the run."""
 
-    class Terminal(Printed):
-        more_steps = f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE"
-
-        def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
-            from ups.run.scoring import score_lines
-
-            say(score_lines(results, styled))
-            say(written_words(bundle))
-
     class Object(Output):
         """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
 
@@ -115,15 +106,12 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: Ho
         def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
             yield note
 
-        @contextmanager
-        def following_host(self) -> Iterator[Callable[[str], None]]:
-            yield note
-
     if not json:
-        return train_resolved(resolved, run_dir, ranks, Terminal(), host_info)
-    shown = Object()
-    code = train_resolved(resolved, run_dir, ranks, shown, host_info)
-    report(_facts(run_dir, code, shown.results, nothing_to_do=shown.nothing_to_do))
+        shown = Printed(say, styled, f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE")
+        return train_resolved(resolved, run_dir, ranks, shown, host_info)
+    kept = Object()
+    code = train_resolved(resolved, run_dir, ranks, kept, host_info)
+    report(_facts(run_dir, code, kept.results, nothing_to_do=kept.nothing_to_do))
     return code
 
 
@@ -171,15 +159,6 @@ def run(
     do not reach the gate of the recipe, and there is no new bundle.
     """
 
-    class Terminal(StepLines):
-        def write(self, text: str) -> None:
-            say(text)
-
-        def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
-            from ups.run.scoring import score_lines
-
-            self.line(score_lines(results, styled))
-
     class Silent(StepOutput):
         """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
 
@@ -192,7 +171,7 @@ def run(
 
     resolved = resolve(recipe_file(recipe), set)
     run_dir = run_dir_of(resolved, recipe, set)
-    code = run_resolved(resolved, run_dir, ranks, Silent() if json else Terminal())
+    code = run_resolved(resolved, run_dir, ranks, Silent() if json else StepLines(say, styled))
     if json:
         report(_step_facts(run_dir, code))
     raise typer.Exit(code)

@@ -7,7 +7,6 @@ each in steps.json. No torch.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from ups.errors import GateError, UpsError
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.recipe_steps import STEPS, Job, Step, StepOutput, StoppedError, before_gate
 from ups.library.run import Run
-from ups.library.train import messages_shown
+from ups.library.train import messages_shown, write_lines
 from ups.record.causes import cause_of_error
 from ups.record.run_dir import RunDir
-from ups.record.text import duration_text, path_text, printable
+from ups.record.text import duration_text, path_text
 from ups.run.directory import check_ranks
-from ups.run.progress_line import MetricsFollower, ProgressLine
+from ups.run.progress_line import MetricsFollower, ProgressLine, plain
 from ups.run.steps_file import DONE, FAILED, INTERRUPTED, StepRecord, StepsFile, digest
 from ups.supervise.run_file import GATE_FAILED, hold_steps, read_run
 from ups.supervise.tracker_feed import check_trackers
@@ -149,20 +148,17 @@ _WIDTH = max(len(step.name) for step in STEPS) + 2
 
 
 class StepLines(StepOutput):
-    """Results on standard output; on standard error what a step does, and how far it is."""
+    """Results to `write`, by default on standard output; on standard error what a step does, and how far it is."""
 
-    _progress: ProgressLine | None = None
+    def __init__(self, write: Callable[[str], None] = write_lines, styled: Callable[..., str] = plain) -> None:
+        self._write, self._styled = write, styled
+        self._progress: ProgressLine | None = None
 
     def line(self, text: str) -> None:
         """Write whole lines, above the progress."""
         if self._progress is not None:
             self._progress.clear()
-        self.write(text)
-
-    def write(self, text: str) -> None:
-        """Write whole lines."""
-        sys.stdout.write(printable(text, keep="\n") + "\n")
-        sys.stdout.flush()
+        self._write(text)
 
     @contextlib.contextmanager
     def working(self, name: str, does: str) -> Iterator[None]:
@@ -178,7 +174,8 @@ class StepLines(StepOutput):
         yield None if self._progress is None else self._progress.count
 
     @contextlib.contextmanager
-    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+    def following(self, run_dir: Path, recipe: Recipe | None) -> Iterator[Callable[[str], None]]:
+        assert recipe is not None  # a run over several hosts has no steps
         stages = [stage.type for stage in recipe.stages]
         line = self._progress or ProgressLine(quiet=True)
         with MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:
@@ -187,7 +184,7 @@ class StepLines(StepOutput):
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         from ups.run.scoring import score_lines
 
-        self.line(score_lines(results))
+        self.line(score_lines(results, self._styled))
 
     def ended(self, record: StepRecord) -> None:
         words = {DONE: record.says, GATE_FAILED: f"not passed: {record.says}"}

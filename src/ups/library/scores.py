@@ -92,17 +92,8 @@ class Comparison:
             for head, key in comparison.scores():
                 name, value = comparison.reference(key)
                 scores = {label: comparison.summary(label)[key] for label in comparison.results}
-                best = comparison.winner(key)[0]
-                rows.append(
-                    {
-                        "task": comparison.task,
-                        "score": head,
-                        **scores,
-                        "reference": value,
-                        "reference_name": name,
-                        "best": best,
-                    }
-                )
+                best = {"reference": value, "reference_name": name, "best": comparison.winner(key)[0]}
+                rows.append({"task": comparison.task, "score": head, **scores, **best})
         return pandas.DataFrame(rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,8 +105,13 @@ class Comparison:
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write a page with tables and curves; returns it."""
-
-        return write_comparison_page(Path(folder), self.tasks, self.notes, self.recipe_changes, self.groups, self.costs)
+        page = Path(folder) / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        seeds = {task.task: seed_table(task, self.groups) for task in self.tasks} if self.groups else {}
+        changes, costs = self.recipe_changes, self.costs
+        text = write_comparison(self.tasks, self.notes, title="Comparison", changes=changes, seeds=seeds, costs=costs)
+        write_file_atomically(page, text.encode())
+        return page
 
     def __str__(self) -> str:
         return str(self.table().to_string(index=False))
@@ -171,8 +167,21 @@ def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: bool = Fals
     One without scores is scored first, and its scores.json kept. Raises if the scores are of other data or of another
     protocol.
     """
+    names = [_name_of(model) for model in models]
+    if len(names) < 2:
+        raise ConfigError("a comparison needs two models or more", hint="ups compare runs/A runs/B")
+    if len({Path(n).resolve() for n in names}) < len(names):
+        raise ConfigError("the same model is named twice")
+    short = [_short_name(name) for name in names]
+    labels = [s if short.count(s) == 1 else n for s, n in zip(short, names, strict=True)]
     with ProgressLine(quiet=not progress) as line:
-        return Comparison(*compare_models([_name_of(model) for model in models], tasks, line.count))
+        scored = [_load(name, label, tasks, line.count) for name, label in zip(names, labels, strict=True)]
+    comparisons, notes = compare_scored(scored)
+    groups = seed_groups(scored)
+    few = not groups or len(scored) <= MAX_LISTED
+    listed = labels if few else {members[0] for members in groups.values()}
+    changes = {one.label: _changes(scored[0], one) for one in scored[1:] if one.label in listed}
+    return Comparison(labels, comparisons, notes, changes, groups)
 
 
 def _name_of(model: ModelLike) -> str:
@@ -193,34 +202,12 @@ def _task_json(comparison: TaskComparison, groups: Mapping[str, Sequence[str]]) 
     }
 
 
-Changes = dict[str, list[tuple[str, str, str]]]
-# Label -> what its training took, by name.
-Costs = dict[str, dict[str, float]]
 # With more models, recipe changes are listed for one model of each group.
 MAX_LISTED = 4
 # Name -> labels of models that differ in nothing but their seed.
 Groups = dict[str, list[str]]
 # Sections of a recipe that do not change what is learned; `run` also has the seed.
 _NOT_LEARNED = ("run", "checkpoint", "evaluate", "tracking", "supervise", "gate")
-Progress = Callable[[str, int, int], None]
-
-
-def compare_models(
-    names: Sequence[str], tasks: Sequence[str] = (), progress: Progress | None = None
-) -> tuple[list[str], list[TaskComparison], list[str], Changes, Groups]:
-    """Labels, a comparison for each task, notes, the recipe changes of each model against the first, and groups.
-
-    names: runs, bundles, reports or scores.json files. Raises ConfigError for fewer than two.
-    """
-    if len(names) < 2:
-        raise ConfigError("a comparison needs two models or more", hint="ups compare runs/A runs/B")
-    scored = [_only(one, tasks) for one in _labeled(names, progress)]
-    comparisons, notes = compare_scored(scored)
-    groups = seed_groups(scored)
-    few = not groups or len(scored) <= MAX_LISTED
-    shown = {one.label for one in scored} if few else {labels[0] for labels in groups.values()}
-    changes = {one.label: _changes(scored[0], one) for one in scored[1:] if one.label in shown}
-    return [one.label for one in scored], comparisons, notes, changes, groups
 
 
 def seed_groups(scored: Sequence[Scored]) -> Groups:
@@ -254,42 +241,27 @@ def seed_table(task: TaskComparison, groups: Groups) -> str:
     return table(rows)
 
 
-def write_comparison_page(
-    folder: Path, tasks: Sequence[TaskComparison], notes: Sequence[str], changes: Changes, groups: Groups, costs: Costs
-) -> Path:
-    """Write the page with tables and curves; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    seeds = {task.task: seed_table(task, groups) for task in tasks} if groups else {}
-    text = write_comparison(tasks, notes, title="Comparison", changes=changes, seeds=seeds, costs=costs)
-    write_file_atomically(folder / "index.html", text.encode())
-    return folder / "index.html"
-
-
-def _labeled(names: Sequence[str], progress: Progress | None) -> list[Scored]:
-    """Scores of each model, in order; labeled by what was typed, without what says nothing."""
-    if len({Path(n).resolve() for n in names}) < len(names):
-        raise ConfigError("the same model is named twice")
-    short = [_short_name(name) for name in names]
-    labels = [s if short.count(s) == 1 else n for s, n in zip(short, names, strict=True)]
-    return [_load(name, label, progress) for name, label in zip(names, labels, strict=True)]
-
-
 def _short_name(name: str) -> str:
+    """What was typed, without what says nothing."""
     parts = [p for p in Path(name).parts if p not in ("scores.json", "report", "bundle", "runs", ".", "..", "/")]
     return parts[-1] if parts else name
 
 
-def _load(name: str, label: str, progress: Progress | None) -> Scored:
+def _load(name: str, label: str, tasks: Sequence[str], progress: Callable[[str, int, int], None]) -> Scored:
+    """Scores of a model; one that has none is scored. tasks: only these, default all."""
     path = Path(name)
-    if path.is_file():
-        return read_scores(path, label)
-    if (path / "scores.json").is_file():
-        return read_scores(path / "scores.json", label)
-    folder = find_model(name)
-    known = report_folder(folder) / "scores.json"
-    if not (known.is_file() and _is_current(folder, known)):
-        _score_model(name, label, known.parent, progress)
-    return read_scores(known, label)
+    if not path.is_file():
+        path = path / "scores.json"
+    if not path.is_file():
+        folder = find_model(name)
+        path = report_folder(folder) / "scores.json"
+        if not (path.is_file() and _is_current(folder, path)):
+            trained = load_trained(name)
+            results = score(trained, progress=lambda what, *counts: progress(f"{label}: {what}", *counts))
+            write_scores(path.parent, trained, results, page=False)
+    scored = read_scores(path, label)
+    wanted = {task: result for task, result in scored.results.items() if not tasks or task in tasks}
+    return replace(scored, results=wanted)
 
 
 def _is_current(folder: Path, scores: Path) -> bool:
@@ -301,23 +273,6 @@ def _is_current(folder: Path, scores: Path) -> bool:
         return bool(identity.get("bundle") == read_manifest(folder).sha256)
     newest = latest_verified(folder)
     return newest is not None and identity.get("checkpoint") == newest.name
-
-
-def _score_model(name: str, label: str, folder: Path, progress: Progress | None) -> None:
-    """Score a model and leave scores.json in `folder`."""
-
-    def tell(what: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(f"{label}: {what}", done, total)
-
-    trained = load_trained(name)
-    write_scores(folder, trained, score(trained, progress=tell), page=False)
-
-
-def _only(one: Scored, tasks: Sequence[str]) -> Scored:
-    if not tasks:
-        return one
-    return replace(one, results={name: result for name, result in one.results.items() if name in tasks})
 
 
 def _changes(a: Scored, b: Scored) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ups import __version__
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
 from ups.errors import GateError, MachineError, RunDirectoryLostError, TrainingError, UpsError
@@ -43,7 +44,7 @@ from ups.run.directory import (
     read_statistics,
 )
 from ups.run.preflight import check_data, check_machine, memory_available_bytes
-from ups.run.progress_line import MetricsFollower, ProgressLine
+from ups.run.progress_line import MetricsFollower, ProgressLine, plain
 from ups.run.restoring import restore_run
 from ups.supervise.bucket_mirror import BucketMirror, check_mirror
 from ups.supervise.fault import MICRO_BATCH_SIZE
@@ -91,14 +92,16 @@ def train_resolved(
     host_info: HostInfo | None = None,
     *,
     bundle: bool = True,
+    start: Callable[..., int] | None = None,
 ) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run.
 
     host_info: of this process, in a run over several hosts. The first host does all that is done once; the others
-    only start and watch their ranks. bundle: whether it is also scored and bundled.
+    only start and watch their ranks. bundle: whether it is also scored and bundled. start: instead of `start_ranks`.
     """
     if host_info is not None and not host_info.is_head:
-        return follow_host(resolved.recipe, run_dir, ranks, output, host_info)
+        with output.following(run_dir, None) as say:
+            return follow(_options(run_dir, resolved.recipe, ranks, host_info), say, __version__)
     with contextlib.ExitStack() as stack:
         try:
             identity = stack.enter_context(
@@ -119,7 +122,8 @@ def train_resolved(
                 _release_followers(run_dir, ranks, host_info, f"{run_dir} is completed: step {done}")
             return 0
         with mirror, Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
-            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, host_info, mirror)
+            start = start or start_ranks
+            code = start(run_dir, resolved.recipe, ranks, identity, output, trackers, host_info, mirror)
             if code == 0 and bundle:
                 # The verdict stands already: torch may come now.
                 leave_bundle(run_dir, output)
@@ -189,14 +193,19 @@ def start_ranks(
     ranks: int,
     identity: RunIdentity,
     output: Output,
-    trackers: Trackers | None = None,
-    host_info: HostInfo | None = None,
-    mirror: BucketMirror | None = None,
+    trackers: Trackers,
+    host_info: HostInfo | None,
+    mirror: BucketMirror,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
     options = _options(run_dir, recipe, ranks, host_info)
-    chosen = _chosen(run_dir, recipe, ranks, len(options.local_ranks))
+    chosen: dict[str, int] = {}
+    if recipe.engine.micro_batch_size == "auto":
+        # Hosts of a run are taken to be alike.
+        size = auto_micro_batch(run_dir, ranks, memory_available_bytes() // len(options.local_ranks))
+        logger.info("engine.micro_batch_size=auto: %d samples fit", size)
+        chosen = {MICRO_BATCH_SIZE: size}
     options = replace(
         options,
         max_restarts=recipe.supervise.max_restarts,
@@ -212,8 +221,6 @@ def start_ranks(
     with output.following(run_dir, recipe) as say:
         if host_info is None:
             return supervise(options, say)
-        from ups import __version__
-
         with head_link(host_info, ranks, __version__, run_dir) as link:
             return supervise(options, say, link)
 
@@ -244,19 +251,8 @@ def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
     return int(answer["micro_batch_size"])
 
 
-def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict[str, int]:
-    """Settings that the recipe leaves to this machine. Hosts of a run are taken to be alike."""
-    if recipe.engine.micro_batch_size != "auto":
-        return {}
-    size = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
-    logger.info("engine.micro_batch_size=auto: %d samples fit", size)
-    return {MICRO_BATCH_SIZE: size}
-
-
 def _release_followers(run_dir: Path, ranks: int, host_info: HostInfo, line: str, code: int = 0) -> None:
     """Tell the other hosts of a run that there is nothing to do."""
-    from ups import __version__
-
     with head_link(host_info, ranks, __version__, run_dir) as link:
         dismiss(link, line, code)
 
@@ -274,14 +270,6 @@ def _release_followers_after(error: UpsError, run_dir: Path, ranks: int, host_in
         finally:
             if made:
                 leave_no_trace(run_dir, INPUTS)
-
-
-def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, host_info: HostInfo) -> int:
-    """Start and watch the ranks of this host as host 0 says, until its verdict; returns the exit code of the run."""
-    from ups import __version__
-
-    with output.following_host() as say:
-        return follow(_options(run_dir, recipe, ranks, host_info), say, __version__)
 
 
 def _options(run_dir: Path, recipe: Recipe, ranks: int, host_info: HostInfo | None) -> Options:
@@ -314,24 +302,21 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
     second one leaves at once and raises KeyboardInterrupt. An error is written into the run, for `run.why()`, and
     raised. Models, stages and readers that this process has registered are seen, other than by `train`.
     """
+    resolved = resolve_recipe(recipe, overrides)
+    run_dir = run_dir_for(recipe, resolved)
+    with messages_shown(progress):
+        train_resolved(resolved, run_dir, 1, Printed() if progress else Output(), start=_start_here)
+    return Run(run_dir)
+
+
+def _start_here(
+    run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output, trackers: Trackers, *_: object
+) -> int:
+    """Train in this process; returns the exit code of the run."""
     from ups.run.in_process import train_in_process
 
-    resolved = resolve_recipe(recipe, overrides)
-    run_dir, output = run_dir_for(recipe, resolved), Printed() if progress else Output()
-    with messages_shown(progress), prepared(resolved, run_dir, 1) as identity:
-        done = completed_step(run_dir, resolved.recipe, identity)
-        if done is not None:
-            output.completed_before(run_dir, done)
-            return Run(run_dir)
-        with (
-            BucketMirror(run_dir, resolved.recipe.checkpoint),
-            Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,
-        ):
-            with output.following(run_dir, resolved.recipe) as say:
-                code = train_in_process(run_dir, resolved.recipe, identity, say, trackers)
-            if code == 0:
-                leave_bundle(run_dir, output)
-    return Run(run_dir)
+    with output.following(run_dir, recipe) as say:
+        return train_in_process(run_dir, recipe, identity, say, trackers)
 
 
 class Output:
@@ -344,13 +329,11 @@ class Output:
         """The scores of a completed run, and where its bundle is."""
 
     @contextlib.contextmanager
-    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
-        """Show progress while entered; gives the function that takes whole lines (faults, the verdict)."""
-        yield lambda line: None
+    def following(self, run_dir: Path, recipe: Recipe | None) -> Iterator[Callable[[str], None]]:
+        """Show progress while entered; gives the function that takes whole lines (faults, the verdict).
 
-    @contextlib.contextmanager
-    def following_host(self) -> Iterator[Callable[[str], None]]:
-        """The same on a host that follows another one: lines about its own ranks, and the verdict of the run."""
+        recipe: None on a host that follows another one, where lines are about its own ranks.
+        """
         yield lambda line: None
 
     @contextlib.contextmanager
@@ -359,30 +342,48 @@ class Output:
         yield None
 
 
-class Printed(Output):
-    """Lines on standard output, progress on standard error."""
+def write_lines(text: str) -> None:
+    """Write whole lines to standard output."""
+    sys.stdout.write(printable(text, keep="\n") + "\n")
+    sys.stdout.flush()
 
-    # How the user gives a stage more steps.
-    more_steps = "stages__{}__{}=MORE"
+
+class Printed(Output):
+    """Lines to `write`, by default on standard output; progress on standard error.
+
+    more_steps: how the user gives a stage more steps.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None] = write_lines,
+        styled: Callable[..., str] = plain,
+        more_steps: str = "stages__{}__{}=MORE",
+    ) -> None:
+        self._write, self._styled, self._more_steps = write, styled, more_steps
 
     def completed_before(self, run_dir: Path, step: int) -> None:
-        sys.stdout.write(printable(completed_words(run_dir, step, self.more_steps), keep=chr(10)) + "\n")
+        stages = read_run_recipe(run_dir).recipe.stages
+        way = self._more_steps.format(len(stages) - 1, "steps" if stages[-1].steps is not None else "budget_seconds")
+        bundle = RunDir(run_dir).bundle
+        head = f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {path_text(bundle)}"
+        warnings = [f"WARNING: {text}" for text in stored_warnings(bundle)[1]]
+        self._write("\n".join([head, f"to train it longer: {way}", *warnings]))
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         from ups.run.scoring import score_lines
 
-        sys.stdout.write(printable(f"{score_lines(results)}\n{written_words(bundle)}", keep=chr(10)) + "\n")
+        self._write(f"{score_lines(results, self._styled)}\n{written_words(bundle)}")
 
     @contextlib.contextmanager
-    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+    def following(self, run_dir: Path, recipe: Recipe | None) -> Iterator[Callable[[str], None]]:
+        if recipe is None:
+            yield lambda line: self._write(printable(line))
+            return
         stages = [stage.type for stage in recipe.stages]
         with ProgressLine() as line, MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:
             line.show("starting", in_log=False)  # a rank needs some seconds for its imports
             yield rows.say
-
-    @contextlib.contextmanager
-    def following_host(self) -> Iterator[Callable[[str], None]]:
-        yield _write_line
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
@@ -390,28 +391,12 @@ class Printed(Output):
             yield line.count
 
 
-def completed_words(run_dir: Path, step: int, more_steps: str) -> str:
-    """What is said about a run that is completed already, with the way to go on."""
-    stages = read_run_recipe(run_dir).recipe.stages
-    length = "steps" if stages[-1].steps is not None else "budget_seconds"
-    way = more_steps.format(len(stages) - 1, length)
-    bundle = RunDir(run_dir).bundle
-    head = f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {path_text(bundle)}"
-    warnings = [f"WARNING: {text}" for text in stored_warnings(bundle)[1]]
-    return "\n".join([head, f"to train it longer: {way}", *warnings])
-
-
 @contextlib.contextmanager
 def messages_shown(progress: bool) -> Iterator[None]:
     """Show warnings on standard error to who asked for progress and has not configured logging."""
-    with log_shown_by(_write_short) if progress else contextlib.nullcontext():
+
+    def write(record: logging.LogRecord) -> None:
+        sys.stderr.write(short_line(record) + "\n")
+
+    with log_shown_by(write) if progress else contextlib.nullcontext():
         yield
-
-
-def _write_line(line: str) -> None:
-    sys.stdout.write(printable(line) + "\n")
-    sys.stdout.flush()
-
-
-def _write_short(record: logging.LogRecord) -> None:
-    sys.stderr.write(short_line(record) + "\n")

@@ -31,8 +31,6 @@ from ups.training.engine import Engine
 from ups.training.stages import Stage
 
 _CPU = torch.device("cpu")
-# What a first step adds to a process besides tensors, on a CPU: compiled kernels, pages of code, nodes of the graph.
-BESIDES_TENSORS = 18 << 20
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ def write_cache(
     stepper: Stepper,
     opened: OpenData,
     *,
-    elsewhere: tuple[dict[str, Any], int] | None = None,
+    elsewhere: tuple[Recipe, int] | None = None,
     num_processes: int = 1,
     facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -133,7 +135,6 @@ def write_cache(
 
     Raises DiskFullError before anything is written if it does not fit.
     """
-    say = progress or (lambda done, total: None)
     if writer.kept:
         writer.clean_up()
     else:
@@ -141,23 +142,26 @@ def write_cache(
             writer.check_space()
             jobs = writer.open_jobs()
             total = sum(task.num_files for task in writer.tasks)
-            done = [total - len(jobs)]
-            say(done[0], total)
+            done = itertools.count(total - len(jobs))
+
+            def say() -> None:
+                if progress is not None:
+                    progress(next(done), total)
 
             def on_done(job: Job, result: tuple[str, int]) -> None:
                 writer.done(job, *result)
-                done[0] += 1
-                say(done[0], total)
+                say()
 
+            say()
             if elsewhere is None or num_processes == 1 or len(jobs) < 2:
                 with one_thread():
                     for job in jobs:
                         on_done(job, _write(job, writer.content, writer.tasks, stepper, opened.readers, writer.key))
             else:
-                setup = _Setup(*elsewhere, writer.content, writer.tasks, writer.key)
-                run_in_processes(
-                    _write_elsewhere, jobs, num_processes, on_done, start=(_start, (setup,)), who="an encoding process"
-                )
+                recipe, index = elsewhere
+                told = (plain_data(recipe), index, writer.content, writer.tasks, writer.key)
+                who = "an encoding process"
+                run_in_processes(_write_elsewhere, jobs, num_processes, on_done, start=(_start, told), who=who)
             writer.commit(opened.readers, facts or {})
     cache = open_cache(writer.root, opened.readers, writer.key)
     return Written(cache, writer.num_bytes, writer.kept)
@@ -212,44 +216,33 @@ def _write(
     return store_file(content, layout, file, values, key.dtype)
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """What an encoding process is told; it builds the rest with its first job, where an error can be reported."""
-
-    recipe: dict[str, Any]
-    index: int
-    content: Path
-    tasks: tuple[TaskLatents, ...]
-    key: CacheKey
+# What an encoding process is told: recipe, stage, and three arguments of `_write`.
+_setup: list[Any] = []
 
 
-_setups: list[_Setup] = []
-_built: list[tuple[Stepper, OpenData]] = []
+def _start(*setup: Any) -> None:
+    _setup.extend(setup)
 
 
-def _start(setup: _Setup) -> None:
-    _setups.append(setup)
+@functools.cache
+def _built() -> tuple[Stepper, OpenData]:
+    """The encoder and the data of an encoding process: built with its first job, where an error can be reported."""
+    plain, index, _, _, key = _setup
+    torch.set_num_threads(1)
+    recipe = Recipe.model_validate(plain)
+    opened = contextlib.ExitStack().enter_context(open_data(recipe))
+    stepper = frozen_stepper(recipe, opened, index)
+    if encoder_hash(stepper) != key.encoder:
+        raise DataError(
+            "the encoder of start_from has changed since the command started", hint="run the same command again"
+        )
+    return stepper, opened
 
 
 def _write_elsewhere(job: Job) -> tuple[str, int]:
-    setup = _setups[0]
-    if not _built:
-        torch.set_num_threads(1)
-        recipe = Recipe.model_validate(setup.recipe)
-        opened = contextlib.ExitStack().enter_context(open_data(recipe))
-        stepper = frozen_stepper(recipe, opened, setup.index)
-        if encoder_hash(stepper) != setup.key.encoder:
-            raise DataError(
-                "the encoder of start_from has changed since the command started", hint="run the same command again"
-            )
-        _built.append((stepper, opened))
-    stepper, opened = _built[0]
-    return _write(job, setup.content, setup.tasks, stepper, opened.readers, setup.key)
-
-
-def for_processes(recipe: Recipe, index: int) -> tuple[dict[str, Any], int]:
-    """What other processes need to build the encoder of stage `index`."""
-    return plain_data(recipe), index
+    stepper, opened = _built()
+    _, _, content, tasks, key = _setup
+    return _write(job, content, tasks, stepper, opened.readers, key)
 
 
 # A cache that makes steps less than a tenth faster is not worth its place and its care.
@@ -259,10 +252,10 @@ _SAMPLES, _REPEATS, _WARM_UP = 16, 9, 2
 
 @dataclass(frozen=True)
 class TaskError:
-    """Root mean square error of stored latents, relative to the latents and to their change over a step (NaN: none)."""
+    """Root mean square error of stored latents, relative to latents and to their change over a step (None: none)."""
 
     of_latent: float
-    of_change: float
+    of_change: float | None
 
 
 @dataclass(frozen=True)
@@ -291,9 +284,7 @@ class Gain:
 
     def to_json(self) -> dict[str, Any]:
         """What does not change from one measurement to the next, for the cache itself."""
-        return {
-            "errors": {n: {"of_latent": e.of_latent, "of_change": _plain(e.of_change)} for n, e in self.errors.items()}
-        }
+        return {"errors": {name: asdict(error) for name, error in self.errors.items()}}
 
 
 def measure_gain(
@@ -325,10 +316,8 @@ def rounding_error(latents: Float32, dtype: str, *, changes: bool) -> TaskError:
     """latents (B, 2, *N, Z): two of each sample, which follow each other if `changes`."""
     exact = latents.astype(np.float64)
     error = as_float32(as_stored(latents, dtype), dtype) - exact
-    of_change = float("nan")
-    if changes:
-        size = _rms(exact[:, 1] - exact[:, 0])
-        of_change = _rms(error[:, 1] - error[:, 0]) / size if size > 0 else float("nan")
+    size = _rms(exact[:, 1] - exact[:, 0]) if changes else 0.0
+    of_change = _rms(error[:, 1] - error[:, 0]) / size if size > 0 else None
     return TaskError(_rms(error) / max(_rms(exact), 1e-300), of_change)
 
 
@@ -343,16 +332,16 @@ def _try(
     frames = 0 if task.steady else context + int(counts[picked].min() >= 2)
     block = reader.read_block(SPLIT, picked, [0] * len(picked), frames)
     state, static, target = (torch.from_numpy(x) for x in (block.state, block.static, block.target))
-    given = stepper.inputs(state[:, :context], static, task)
+
+    def encode() -> Any:
+        return stepper.encode(*stepper.inputs(state[:, :context], static, task), task)
+
     after = stepper.target_inputs(target, task) if task.steady else stepper.inputs(state[:, -context:], static, task)
     parameters = stepper.normalization.parameters_of(task, torch.from_numpy(block.parameters))
     dt = torch.from_numpy(block.dt.astype(np.float32))
     coordinates = stepper.fit.coordinates([torch.from_numpy(c) for c in block.coordinates], task)
     with torch.inference_mode():
-        pair = [stepper.encode(*fields, task) for fields in (given, after)]
-
-    def encode() -> object:
-        return stepper.encode(*stepper.inputs(state[:, :context], static, task), task)
+        pair = [encode(), stepper.encode(*after, task)]
 
     def step() -> object:
         return stepper.latent.operator(pair[0], task, parameters, dt, coordinates)
@@ -382,7 +371,3 @@ def field_bytes(reader: Reader) -> int:
 
 def _rms(x: Any) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
-
-
-def _plain(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -11,7 +11,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,9 +20,9 @@ from ups.inference.stored_scores import ScoreRow, score_rows
 from ups.record.files import is_number, read_end, read_object
 from ups.record.run_dir import BUNDLE_FILE, RunDir
 from ups.record.text import counted, duration_text, printable
-from ups.run.many_runs import read_tags
+from ups.run.many_runs import tags_of
 from ups.run.progress_line import rows_of
-from ups.supervise.run_file import faults_of, survey_runs
+from ups.supervise.run_file import RunDocument, faults_of, survey_runs
 
 MAX_METRICS_BYTES = 8 << 20
 MAX_SCORES_BYTES = 32 << 20
@@ -31,57 +30,11 @@ MAX_POINTS = 240
 MAX_TASKS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class RunCard:
-    """One run. loss: (step, loss) of its last stage, thinned out; took: seconds, None where it is not known.
-
-    report: its page, None where there is none.
-    """
-
-    name: str
-    path: Path
-    state: str
-    cause: str = ""
-    verdict: str = ""
-    started: float | None = None
-    took: float | None = None
-    step: int | None = None
-    ranks: int = 0
-    faults: int = 0
-    tags: tuple[str, ...] = ()
-    gate: tuple[Mapping[str, Any], ...] = ()
-    scores: tuple[ScoreRow, ...] = ()
-    loss: tuple[tuple[float, float], ...] = field(default=())
-    report: Path | None = None
-
-
-def cards(directory: Path) -> list[RunCard]:
-    """Every run of a directory, the newest first; then those whose record cannot be read."""
-    tags = read_tags(directory)
-    all_cards = []
+def cards(directory: Path, folder: Path) -> list[dict[str, Any]]:
+    """What the page in `folder` shows of every run of a directory: the newest first, then the unreadable ones."""
     readable, unreadable = survey_runs(directory)
-    for path, document in readable:
-        ended = document["ended"]
-        all_cards.append(
-            RunCard(
-                name=path.name,
-                path=path,
-                state=document["state"],
-                cause=document["cause"],
-                verdict=document["verdict"],
-                started=float(document["started"]),
-                took=None if ended is None else float(ended) - float(document["started"]),
-                step=document["checkpoint"],
-                ranks=int(document["ranks"]),
-                faults=len(faults_of(document)),
-                tags=tuple(sorted(tag for tag, one in tags.items() if one["run"] == path.name)),
-                gate=tuple(document.get("gate", {}).get("conditions", ())),
-                scores=tuple(scores_of(path)),
-                loss=tuple(loss_of(path)),
-                report=page if (page := RunDir(path).report_page).is_file() else None,
-            )
-        )
-    return all_cards + [RunCard(path.name, path, "unreadable", cause) for path, cause in unreadable]
+    shown = [_card(path, document, folder) for path, document in readable]
+    return shown + [_head(path, "unreadable", cause, folder) for path, cause in unreadable]
 
 
 def scores_of(run_dir: Path) -> list[ScoreRow]:
@@ -93,28 +46,22 @@ def scores_of(run_dir: Path) -> list[ScoreRow]:
     else:
         bundle = read_object(RunDir(run_dir).bundle / BUNDLE_FILE, MAX_SCORES_BYTES) or {}
         by_task = bundle.get("scores")
-        items = by_task.items() if isinstance(by_task, dict) else ()
-        named = list(items)
+        named = list(by_task.items()) if isinstance(by_task, dict) else []
     return [row for task, one in named[:MAX_TASKS] for row in score_rows(task, one)]
 
 
 def loss_of(run_dir: Path) -> list[tuple[float, float]]:
     """(step, loss) of the last stage by metrics.jsonl: losses of stages are not of one kind.
 
-    Steps that were repeated after a restart as they were computed last.
+    Steps that were repeated after a restart as they were computed last; at most MAX_POINTS, evenly, the last included.
     """
     lines = (read_end(RunDir(run_dir).metrics, MAX_METRICS_BYTES) or b"").splitlines()
     rows = [row for row in rows_of(lines) if is_number(row.get("step")) and is_number(row.get("loss"))]
     by_step = {float(row["step"]): float(row["loss"]) for row in rows if row.get("stage") == rows[-1].get("stage")}
-    return thinned(sorted(by_step.items()))
-
-
-def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MAX_POINTS of them, evenly, the last one included."""
+    points, most = sorted(by_step.items()), MAX_POINTS - 1
     if len(points) <= MAX_POINTS:
-        return list(points)
-    chosen = {round(n * (len(points) - 1) / (MAX_POINTS - 1)) for n in range(MAX_POINTS)}
-    return [points[n] for n in sorted(chosen)]
+        return points
+    return [points[round(n * (len(points) - 1) / most)] for n in range(MAX_POINTS)]
 
 
 WIDTH, HEIGHT = 260, 72
@@ -132,8 +79,8 @@ _STATES = {
 HEADS = ("task", "error of", "model", "best reference", "ratio", "the model is")
 
 
-def overview_page(cards: Sequence[RunCard], title: str, now: float, folder: Path) -> str:
-    """The page as text. now: seconds since 1970, for its date; folder: where the page will lie, for its links."""
+def overview_page(cards: Sequence[Mapping[str, Any]], title: str, now: float) -> str:
+    """The page as text. now: seconds since 1970, for its date."""
     try:
         import jinja2
     except ImportError as error:
@@ -146,40 +93,48 @@ def overview_page(cards: Sequence[RunCard], title: str, now: float, folder: Path
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    counts = Counter(_STATES.get(card.state, (card.state, ""))[0] for card in cards)
+    counts = Counter(card["word"] for card in cards)
     states = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     return environment.get_template("overview.html").render(
         title=title,
         summary=counted(len(cards), "run") + (f": {states}" if cards else ""),
         made=_date(now),
-        runs=[_shown(card, folder) for card in cards],
+        runs=cards,
         heads=HEADS,
         width=WIDTH,
         height=HEIGHT,
     )
 
 
-def _shown(card: RunCard, folder: Path) -> dict[str, Any]:
-    """What the template shows of a run."""
-    word, style = _STATES.get(card.state, (card.state, "held"))
-    facts = [counted(card.ranks, "rank")] if card.ranks else []
-    facts += [f"step {card.step}"] if card.step is not None else []
-    facts += [duration_text(card.took)] if card.took is not None else []
-    facts += [counted(card.faults, "fault")] if card.faults else []
-    lines = ["" if card.started is None else _date(card.started), ", ".join(facts)]
-    gate = sorted(card.gate, key=lambda one: bool(one["holds"]))[:20]
-    return {
-        "name": card.name,
-        "address": _address(card.path, folder),
+def _head(path: Path, state: str, cause: str, folder: Path) -> dict[str, Any]:
+    """What is known of a run whose record cannot be read."""
+    word, style = _STATES.get(state, (state, "held"))
+    nothing = dict.fromkeys(("tags", "facts", "report", "scores", "gate", "curve"), ())
+    return nothing | {
+        "name": path.name,
+        "address": _address(path, folder),
         "word": word,
         "style": style,
-        "tags": card.tags,
-        "facts": [line for line in lines if line],
-        "cause": card.cause,
-        "report": _address(card.report, folder) if card.report else "",
-        "scores": [_score_cells(row) for row in card.scores],
+        "cause": cause,
+    }
+
+
+def _card(path: Path, document: RunDocument, folder: Path) -> dict[str, Any]:
+    """What the template shows of a run."""
+    started, ended, step = document["started"], document["ended"], document["checkpoint"]
+    facts = [counted(document["ranks"], "rank")] if document["ranks"] else []
+    facts += [f"step {step}"] if step is not None else []
+    facts += [duration_text(ended - started)] if ended is not None else []
+    facts += [counted(len(faults), "fault")] if (faults := faults_of(document)) else []
+    gate = sorted(document.get("gate", {}).get("conditions", ()), key=lambda one: bool(one["holds"]))[:20]
+    page = RunDir(path).report_page
+    return _head(path, document["state"], document["cause"], folder) | {
+        "tags": tags_of(path),
+        "facts": [line for line in (_date(started), ", ".join(facts)) if line],
+        "report": _address(page, folder) if page.is_file() else "",
+        "scores": [_score_cells(row) for row in scores_of(path)],
         "gate": [(one["holds"], f"{one['task'] or 'all tasks'}: {one['condition']}: {one['says']}") for one in gate],
-        "curve": _curve(card.loss),
+        "curve": _curve(loss_of(path)),
     }
 
 

@@ -98,11 +98,6 @@ def largest_micro_batch(
     return sizes[low - 1] if low else None
 
 
-def step_seconds(rehearsal: Rehearsal, kinds: Sequence[Kind], device: Device) -> float:
-    """Seconds of arithmetic of one step on one rank: all its micro-batches, then the update."""
-    return sum(pass_seconds(rehearsal, kinds, device)) + device.seconds(rehearsal.update)
-
-
 def pass_seconds(rehearsal: Rehearsal, kinds: Sequence[Kind], device: Device) -> tuple[float, float]:
     """Seconds of all forward and of all backward passes of a step on one rank."""
     forward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, rehearsal.forward, strict=True))
@@ -147,11 +142,6 @@ def strategy_of(recipe: Recipe, ranks: int) -> str:
     """The strategy of a run on this number of ranks."""
     given = recipe.engine.strategy
     return given if given != "auto" else "ddp" if ranks > 1 else "single"
-
-
-def shards_of(recipe: Recipe, ranks: int) -> int:
-    """Over how many ranks one copy of the model is spread."""
-    return (recipe.engine.shard_ranks or ranks) if strategy_of(recipe, ranks) == "fsdp" else 1
 
 
 def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str, Any]:
@@ -205,9 +195,10 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
     forward, backward = pass_seconds(rehearsal, kinds, device)
     update = device.seconds(rehearsal.update)
     gathers_low = recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction
-    shards = shards_of(recipe, ranks)
+    strategy = strategy_of(recipe, ranks)
+    shards = (recipe.engine.shard_ranks or ranks) if strategy == "fsdp" else 1  # ranks that have a copy of the model
     sent = traffic(
-        strategy_of(recipe, ranks),
+        strategy,
         ranks,
         shards,
         device,
@@ -282,25 +273,13 @@ def _offloaded(recipe: Recipe, device: Device) -> bool:
 
 
 def measure_stages(recipe: Recipe, opened: OpenData, steps: int = 4) -> list[dict[str, float]]:
-    """CPU time of a real step of each stage on one rank of this machine, on one thread.
-
-    Memory is left out: this process has used some already, and steps take from that first.
-    """
+    """CPU time of a real step of each stage on one rank of this machine, on one thread."""
     engine = recipe.engine.model_copy(update={"strategy": "single", "device": "cpu", "threads": 1})
     alone = recipe.model_copy(update={"engine": engine})
     with Runtime.start(engine) as runtime:
         return [
-            {"step_seconds": measure_steps(alone, opened, runtime, index, steps).step_seconds}
-            for index in range(len(recipe.stages))
+            {"step_seconds": measure_steps(alone, opened, runtime, index, steps)} for index in range(len(recipe.stages))
         ]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """held_bytes: how much the resident memory grew at most, from before the stage was built. Seconds of CPU time."""
-
-    held_bytes: int
-    step_seconds: float
 
 
 class _Clock(Hook):
@@ -317,32 +296,18 @@ class _Clock(Hook):
         self._from = now
 
 
-def measure_steps(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, steps: int) -> Measured:
-    """Train `steps` steps of stage `index` and throw them away; the first one warms up. Collective: all ranks."""
+def measure_steps(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, steps: int) -> float:
+    """CPU time of a step of stage `index`: trains `steps` and throws them away; the first one warms up.
+
+    Collective: all ranks.
+    """
     stages = list(recipe.stages)
     stages[index] = stages[index].model_copy(update={"steps": steps, "budget_seconds": None})
     short = recipe.model_copy(update={"stages": stages})
     clock = _Clock()
-    _page_libraries_in()
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     with assemble(short, opened, runtime, Progress(stage_index=index), hooks=[clock]) as parts:
         parts.engine.run()
-    return Measured(_status("VmHWM") - before, statistics.median(clock.seconds[1:]))
-
-
-def _page_libraries_in() -> None:
-    """Pages of libraries that any network needs are not what a stage costs."""
-    x = torch.randn(2, 8, 16, 16, requires_grad=True)
-    weight = torch.randn(8, 8, 3, 3, requires_grad=True)
-    y = torch.nn.functional.conv2d(x, weight, padding=1)
-    z = torch.fft.irfft2(torch.fft.rfft2(y), s=(16, 16)).flatten(1)
-    (z @ z.mT).softmax(-1).sum().backward()
-
-
-def _status(name: str) -> int:
-    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name + ":"))
-    return int(line.split()[1]) * 1024
+    return statistics.median(clock.seconds[1:])
 
 
 def usable_bytes(recipe: Recipe, host_bytes: int) -> tuple[int, bool]:

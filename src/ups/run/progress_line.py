@@ -340,6 +340,11 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def plain(text: str, *_styles: str) -> str:
+    """Text without terminal styles."""
+    return text
+
+
 def table(rows: Sequence[Sequence[str]], *, indent: int = 2, gap: int = 2) -> str:
     """Rows as aligned columns; the last column runs free. A cell stays on its line, whatever it holds."""
     rows = [[printable(cell) for cell in row] for row in rows]

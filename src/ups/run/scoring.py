@@ -29,7 +29,7 @@ from ups.models.stepper import Predictor
 from ups.record.files import write_file_atomically
 from ups.record.run_dir import RunDir, find_model, is_bundle
 from ups.run.gate import read_results
-from ups.run.progress_line import table
+from ups.run.progress_line import plain, table
 from ups.run.trained import Trained, load_trained, single_process_runtime
 from ups.spec.descriptors import DivergenceLimits
 from ups.spec.statistics import Statistics
@@ -203,11 +203,6 @@ def blow_up_words(result: Mapping[str, Any]) -> str:
             others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != MODEL)
             lines.append(f"{counts[MODEL]} of {total} trajectories of '{result['task']}' {verb} ({others})")
     return "; ".join(lines)
-
-
-def plain(text: str, *_styles: str) -> str:
-    """Text without terminal styles."""
-    return text
 
 
 def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str] = plain) -> str:

@@ -39,7 +39,7 @@ class Elements(HTMLParser):
 
 
 def page_of(directory: Path) -> str:
-    return overview_page(cards(directory), f"Runs in {directory}", 0.0, directory)
+    return overview_page(cards(directory, directory), f"Runs in {directory}", 0.0)
 
 
 def test_a_page_has_verdict_scores_gate_tags_and_loss(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_page_leads_to_runs_and_reports_and_says_what_is_not_better(tmp_path: 
     headline = [{"score": "rollout", "verdict": "worse than the training mean"}]
     report = {"results": [{"task": "waves", "predictors": predictors, "headline": headline}]}
     (named / "report/scores.json").write_text(json.dumps(report))
-    page = overview_page(cards(runs), "Runs", 0.0, folder)
+    page = overview_page(cards(runs, folder), "Runs", 0.0)
     addresses = re.findall(r'href="([^"]*)"', page)
     assert addresses == ["./../runs/javascript%3Aalert%281%29%2050%25", addresses[0] + "/report/index.html"]
     assert os.path.normpath(folder / unquote(addresses[1])) == str(named / "report/index.html")
