@@ -28,8 +28,7 @@ from ups.run.progress_line import ProgressLine
 if TYPE_CHECKING:
     from ups.doctor.examine import Verdict
     from ups.doctor.other_python import Comparison
-    from ups.doctor.trials import Outcome, Trials, Variant
-    from ups.run.progress_line import ProgressLine
+    from ups.doctor.trials import Outcome
 
 app = new_app()
 
@@ -70,18 +69,18 @@ def doctor(
     """Probe this machine with your recipe, check by check, each in its own process; the first that
     fails is explained.
     """
+    # One rank for each GPU that this machine shows; 2 where there is none: one rank proves nothing about many.
+    number = ranks or len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
     if bisect or compare_python is not None:
         if recipe is None:
             raise ConfigError("a part of a recipe is looked for, and none was given", hint="ups doctor RECIPE --bisect")
         if bisect and compare_python is not None:
             raise ConfigError("--bisect and --compare-python are two examinations", hint="run one after the other")
-        number = ranks if ranks is not None else default_ranks()
         if compare_python is not None:
             run_comparison(recipe, number, set, compare_python, steps, as_json=json)
         else:
             run_bisect(recipe, number, set, steps, minutes, as_json=json)
         return
-    number = ranks if ranks is not None else default_ranks()
     if recipe is None:
         examination = Examination(number, Path.cwd() / RUNS)
     else:
@@ -99,11 +98,6 @@ def doctor(
         raise typer.Exit(failed.exit_code)
 
 
-def default_ranks() -> int:
-    """One per GPU that this machine shows; 2 where there is none, because one rank proves nothing about many."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
-
-
 def show(verdict: Verdict) -> None:
     """One line for a check; four more for the one that failed."""
     mark = styled("ok    ", "green") if verdict.ok else styled("FAILED", "bold", "red")
@@ -112,11 +106,12 @@ def show(verdict: Verdict) -> None:
     rows = [("warning", text) for text in verdict.warnings]
     if not verdict.ok:
         rows += [("means", verdict.means), ("try", verdict.advice), ("log", verdict.log)]
+    _say_rows(rows)
+
+
+def _say_rows(rows: Sequence[tuple[str, str]]) -> None:
     for title, text in rows:
         say(f"        {title.ljust(_NAME_WIDTH)}{text}")
-
-
-_WIDTH = 12
 
 
 @contextmanager
@@ -172,8 +167,7 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
             rows.append(("smallest", f"{finding.smallest} with --ranks {finding.ranks}"))
         if failed is not None:
             rows.append(("log", failed.log))
-        for title, text in rows:
-            say(f"        {title.ljust(_WIDTH)}{text}")
+        _say_rows(rows)
     if failed is not None:
         raise typer.Exit(failed.exit_code)
 
@@ -227,7 +221,7 @@ def show_comparison(found: Comparison, python: str) -> None:
     if found.failed is not None:
         label, verdict = found.failed
         say(styled(f"{label} failed: {verdict.says}", "bold", "red"))
-        say(f"        try         ups doctor RECIPE --bisect, with that environment\n        log         {verdict.log}")
+        _say_rows([("try", "ups doctor RECIPE --bisect, with that environment"), ("log", verdict.log)])
     elif found.first is None:
         say(styled(f"the same to rounding: {len(found.rows)} steps", "bold", "green"))
     else:
@@ -243,7 +237,7 @@ def show_comparison(found: Comparison, python: str) -> None:
                 "red",
             )
         )
-        say(f"        try         {_what_to_change(other, python)}")
+        _say_rows([("try", _what_to_change(other, python))])
 
 
 def _what_to_change(other: Sequence[str], python: str) -> str:

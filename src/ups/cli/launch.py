@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,6 @@ from ups.run.directory import check_ranks, run_dir_of
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.launch.job import RentedJob
     from ups.launch.vast import VastJob
 
 
@@ -256,41 +255,31 @@ def rented_job(
     recipe: str,
     changes: list[str],
     *,
-    install: str,
-    max_price: float,
-    max_hours: float,
-    mirror: str,
-    data: list[str],
-    secrets: list[str],
-    variables: list[str],
     hosts: int,
     gpus: str,
     ranks: int | None,
+    secrets: list[str],
     has_data: bool = False,
+    **given: Any,
 ) -> tuple[RentedJob, Path, int]:
     """The run for a machine that begins empty, its run directory here, and the processors of one host.
 
-    has_data: the data is there already. Raises ConfigError for what would fail there.
+    has_data: the data is there already; given: the rest of a `RentedJob`. Raises ConfigError for what would fail there.
     """
     import time
 
     resolved = resolve(recipe_file(recipe), changes)
     ranks_here, cpus_here = share(resolved.recipe, hosts, num_gpus(gpus), ranks)
     if not has_data:
-        require_data(resolved.recipe, data)
+        require_data(resolved.recipe, given["data"])
     text = dump_brief_recipe(resolved.recipe)
     machine = RentedJob(
         name=resolved.recipe.run.name,
         recipe=text,
-        install=install,
-        max_price=max_price,
-        max_hours=max_hours,
         started=time.time(),
-        mirror=mirror,
-        data=data,
         secrets=secret_names(text, secrets),
-        variables=variables,
         ranks=hosts * ranks_here,
+        **given,
     )
     return machine, run_dir_of(resolved, recipe, changes), cpus_here
 

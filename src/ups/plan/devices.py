@@ -73,10 +73,10 @@ class Device:
         return max(work, launches) if self.queues else work + launches
 
 
-def known_devices() -> dict[str, dict[str, object]]:
+def known_devices() -> dict[str, dict[str, Any]]:
     """The rows of devices.json by name."""
     text = resources.files("ups.plan").joinpath("devices.json").read_text()
-    rows: dict[str, dict[str, object]] = json.loads(text)["devices"]
+    rows: dict[str, dict[str, Any]] = json.loads(text)["devices"]
     return rows
 
 
@@ -97,27 +97,22 @@ def gpu(name: str, precision: str, network_gbit: float | None = None) -> Device:
         raise ConfigError(
             f"{key} has no {precision} arithmetic ({row['source']})", hint="--set engine.precision=float32"
         )
-    plain = min(_number(row["float32"]), _number(peak)) * 1e12
-    rates = {
-        kind: part * (_number(peak) * 1e12 if kind in (PRODUCT, CONVOLUTION) else plain)
-        for kind, part in _OF_PEAK.items()
-    }
+    plain = min(row["float32"], peak) * 1e12
+    rates = {kind: part * (peak * 1e12 if kind in (PRODUCT, CONVOLUTION) else plain) for kind, part in _OF_PEAK.items()}
     return Device(
         key,
         rates,
-        _number(row["bandwidth"]) * 1e9 * _OF_BANDWIDTH,
+        row["bandwidth"] * 1e9 * _OF_BANDWIDTH,
         _LAUNCH_SECONDS,
-        int(_number(row["memory"]) * 1e9),
-        _number(row["link"]) * 1e9 * _OF_LINK,
+        int(row["memory"] * 1e9),
+        row["link"] * 1e9 * _OF_LINK,
         str(row["source"]),
-        network_bandwidth=_number(row["network"] if network_gbit is None else network_gbit) * 1e9 / 8 * _OF_LINK,
+        network_bandwidth=(row["network"] if network_gbit is None else network_gbit) * 1e9 / 8 * _OF_LINK,
     )
 
 
 def this_gpu() -> str | None:
     """The row of this machine's first GPU; None if it has none. Raises ConfigError for a GPU that is in no row."""
-    import torch
-
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name(0)
@@ -138,10 +133,6 @@ def row_of(device_name: str) -> str | None:
     given = device_name.lower().replace(" ", "").replace("-", "")
     fitting = [key for key in known_devices() if all(word in given for word in key.split("-"))]
     return max(fitting, key=len, default=None)
-
-
-def _number(value: object) -> float:
-    return float(value)  # type: ignore[arg-type]
 
 
 _SMALL_BYTES = 1 << 16

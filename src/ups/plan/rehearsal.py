@@ -106,7 +106,8 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
             watch.hold(tensor)
         spread = arrange(stage, runtime, config)
         buckets = _Buckets(stage) if strategy == "ddp" else None
-        engine = Engine(runtime, spread, _NoLoader(), config=config, length=length)
+        no_loader: Any = None  # batches come from the rehearsal itself
+        engine = Engine(runtime, spread, no_loader, config=config, length=length)
         rehearsal.units = sum(isinstance(module, FSDPModule) for module in stage.modules())
         rehearsal.start_bytes = watch.mark()
         rehearsal.parameter_bytes = _bytes(stage.parameters())
@@ -180,19 +181,6 @@ class _Buckets:
         """Give every parameter its place in a bucket as its gradient."""
         for parameter, kept in zip(self._parameters, self._kept, strict=True):
             parameter.grad = kept
-
-
-class _NoLoader:
-    """Batches come from the rehearsal itself."""
-
-    def batches_in_step(self, step: int) -> int:
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
-        raise NotImplementedError
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        raise NotImplementedError
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -19,9 +19,7 @@ from ups.models.transfer import transfer
 from ups.record.files import write_file_atomically
 from ups.record.manifest import MANIFEST_NAME
 from ups.record.run_dir import CONFIG_NAME, RunDir, find_model, is_bundle
-from ups.run.directory import (
-    from_outside,
-)
+from ups.run.directory import from_outside
 from ups.run.scoring import make_bundle
 from ups.run.trained import Trained, load_trained
 
@@ -62,9 +60,8 @@ def _find(name: str) -> Path:
 
 
 def _trained(source: Path) -> Trained:
-    if (source / CONFIG_NAME).is_file():
-        return load_trained(str(source))
-    return load_trained(str(source.parent.parent), checkpoint=source)
+    is_run = (source / CONFIG_NAME).is_file()
+    return load_trained(str(source)) if is_run else load_trained(str(source.parent.parent), checkpoint=source)
 
 
 def stepper_at(name: str) -> Stepper:
@@ -84,10 +81,9 @@ def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> No
     if not say:
         return
     logger.info("stage %d starts from %s: %s", index, RunDir(run_dir).start(index), taken.describe())
-    rows = {name: {"taken": list(pair[0]), "new": list(pair[1])} for name, pair in taken.rows.items()}
-    document = {"weights": taken.num_weights, "taken": taken.num_taken, "new": list(taken.new), "rows": rows}
-    document |= {"converted": list(taken.converted), "other_scaling": list(taken.other_scaling)}
-    document |= {"other_kernels": list(taken.other_kernels), "like": dict(taken.like)}
-    document |= {"made_smaller": taken.made_smaller}
+    rows = {name: {"taken": pair[0], "new": pair[1]} for name, pair in taken.rows.items()}
+    names = ("new", "converted", "other_scaling", "other_kernels", "like", "made_smaller")
+    document = {"weights": taken.num_weights, "taken": taken.num_taken, "rows": rows}
+    document |= {name: getattr(taken, name) for name in names}
     text = json.dumps(document, indent=1) + "\n"
     write_file_atomically(RunDir(run_dir).start(index).with_suffix(".json"), text.encode())
