@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -63,7 +64,9 @@ def resolve_finetuning(
     recipe = read_run_recipe(source).recipe
     trained: dict[str, Any] = plain_data(recipe)
     described = description_for(source, os.fspath(data))
-    new_task = _task_of(os.fspath(data), described)
+    with contextlib.closing(open_paths(os.fspath(data), description=described)) as reader:
+        new_task = reader.task
+    plain = {} if described is None else {"description": described.model_dump(exclude_none=True, mode="json")}
     name = task or _name_for(source, os.fspath(data), new_task)
     rate = RATE if name in {one.name for one in _tasks_of(source)} else 1.0
     own = new_task.steady and recipe.networks.steady is not None  # which is the model where steady tasks are alone
@@ -74,7 +77,7 @@ def resolve_finetuning(
         "model": trained["networks"]["steady"] if own else trained["model"],
         "run": {"name": f"{name}-finetuned"},
         "data": {
-            "tasks": [{"name": name, "path": os.fspath(data), **_described(described)}],
+            "tasks": [{"name": name, "path": os.fspath(data), **plain}],
             **{key: section[key] for key in ("batch_size", "context_frames")},
         },
         # Devices, ranks and precision are of the machine that made the bundle.
@@ -103,25 +106,14 @@ def _last_stage(recipe: Recipe, steady: bool) -> int:
 
 def _stage(last: Mapping[str, Any], source: str, budget_seconds: float, rate: float) -> dict[str, Any]:
     """That stage of what the bundle was trained with, from the weights of the bundle, at its rates times `rate`."""
-    stage: dict[str, Any] = {**last, "start_from": source, "steps": None, "budget_seconds": budget_seconds}
-    stage["tasks"] = None
-    stage["budget_clock"] = "wall"
+    length = {"steps": None, "budget_seconds": budget_seconds, "budget_clock": "wall"}
+    stage: dict[str, Any] = {**last, "start_from": source, "tasks": None, **length}
     stage.pop("cache", None)
     if stage.get("space") == "latent":
         stage["space"] = "physical"  # the fields count now, and the decoder goes along
     optim = stage["optim"]
     rates = {key: rate * optim[key] for key in ("learning_rate", "matrix_learning_rate") if key in optim}
     return {**stage, "optim": {**optim, **rates}}
-
-
-def _described(description: TaskDescription | None) -> dict[str, Any]:
-    return {} if description is None else {"description": description.model_dump(exclude_none=True, mode="json")}
-
-
-def _task_of(data: str, description: TaskDescription | None) -> TaskSpec:
-    reader = open_paths(data, description=description)
-    reader.close()
-    return reader.task
 
 
 def _name_for(source: Path, data: str, new_task: TaskSpec) -> str:

@@ -73,7 +73,8 @@ def open_own(
     described = task if task is not None else description_next_to(paths)
     reader, guess = _reader(containers, paths, described, valid_fraction=valid_fraction, test_fraction=test_fraction)
     if guess is not None:
-        reader.assume(_guessed(guess))
+        rows = [row for row in guess_lines(guess) if row[2].startswith(("guess", "check"))]
+        reader.assume([f"{field} {value} ({why})" for field, value, why in rows])
     return reader, [path.name for path in paths]
 
 
@@ -89,23 +90,16 @@ def _reader(
     """The reader by a description; by a guess, and the guess, where there is none."""
     name = task_name(paths[0]) if len(paths) == 1 else task_name(paths[0].absolute().parent) if paths else "data"
     guess = guess_description(containers, _common_name(paths) or name, dims) if task is None else None
-    if guess is not None:
-        description = guess.description
-    elif isinstance(task, TaskDescription):
-        description = task
-    else:
-        assert task is not None
-        description = describe_values(dict(task)) if isinstance(task, Mapping) else read_description(task)
+    described = task if guess is None else guess.description
+    if isinstance(described, Mapping):
+        described = describe_values(dict(described))
+    elif not isinstance(described, TaskDescription):
+        assert described is not None
+        described = read_description(described)
     reader = DescribedReader(
-        containers, description, name=name, valid_fraction=valid_fraction, test_fraction=test_fraction
+        containers, described, name=name, valid_fraction=valid_fraction, test_fraction=test_fraction
     )
     return reader, guess
-
-
-def _guessed(guess: Guess) -> list[str]:
-    return [
-        f"{field} {value} ({why})" for field, value, why in guess_lines(guess) if why.startswith(("guess", "check"))
-    ]
 
 
 def _containers(source: Any) -> tuple[list[Container], list[Path]]:

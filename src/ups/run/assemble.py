@@ -38,7 +38,7 @@ from ups.record.checkpoints import read_progress
 from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
 from ups.record.run_dir import RunDir
-from ups.run.directory import check_start, earlier_stage, read_statistics, stages_to_keep
+from ups.run.directory import check_start, earlier_stage, read_statistics
 from ups.run.warm_start import take_weights
 from ups.spec.batch import RankInfo
 from ups.spec.keyed import key_of
@@ -221,7 +221,8 @@ def run_stages(
         if path is not None and progress.stage_index == len(recipe.stages) - 1 and _by_another_recipe(path, identity):
             progress = progress.lengthened(recipe.stages[-1])
         progress.check([stage.steps for stage in recipe.stages])
-        needed = stages_to_keep(recipe)
+        # A later stage may start from the last checkpoint of an earlier one, in this run or when it is trained alone.
+        needed = range(len(recipe.stages) - 1)
         ends = [checkpointer.find_end(index) for index in needed]
         checkpointer.needed |= {end[0] for end in ends if end is not None}
         known = identity.data if identity is not None else {}

@@ -53,7 +53,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NEW_RUN = "or start a new run: --set run.dir=PATH"
+
+def _bring_back(what: str) -> str:
+    return f"bring the old {what} back, or start a new run: --set run.dir=PATH"
+
+
 # What is written before a rank starts.
 INPUTS = tuple(
     entry.name for entry in (RunDir.config, RunDir.statistics, RunDir.starts, RunDir.environment, RunDir.plugins)
@@ -104,11 +108,6 @@ def earlier_stage(recipe: Recipe, index: int) -> int | None:
     return earlier[-1] if earlier else None
 
 
-def stages_to_keep(recipe: Recipe) -> range:
-    """Stages whose last checkpoint stays: a later one may start from it, in this run or when it is trained alone."""
-    return range(len(recipe.stages) - 1)
-
-
 def from_outside(recipe: Recipe) -> list[int]:
     """Stages that start from another run, bundle or checkpoint."""
     stages = range(len(recipe.stages))
@@ -120,10 +119,7 @@ def check_start(run_dir: Path, index: int, known: Mapping[str, str]) -> tuple[st
     start = RunDir(run_dir).start(index)
     name, sha256 = f"stages.{index}.start_from", file_sha256(start / MANIFEST_NAME)
     if known.get(name, sha256) != sha256:
-        raise DataChangedError(
-            f"{start} is not what the run was started with",
-            hint="bring the old directory back, or start a new run: --set run.dir=PATH",
-        )
+        raise DataChangedError(f"{start} is not what the run was started with", hint=_bring_back("directory"))
     return name, sha256
 
 
@@ -143,10 +139,8 @@ def check_caches(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
         if stage.cache_place:
             caches[name] = file_sha256(Path(stage.cache_place) / MANIFEST_NAME)
         if known and known.get(name) != caches.get(name):
-            raise DataChangedError(
-                f"{name} ({stage.cache_place or 'none'}) is not what the run was started with",
-                hint="bring the old cache back, or start a new run: --set run.dir=PATH",
-            )
+            given = f"{name} ({stage.cache_place or 'none'})"
+            raise DataChangedError(f"{given} is not what the run was started with", hint=_bring_back("cache"))
     return caches
 
 
@@ -271,7 +265,7 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
         # Before it is written: a refused start leaves the run directory as it was.
         raise StatisticsChangedError(
             f"{path} is missing, and what is measured now is not what the run was started with",
-            hint="bring the old file back, or start a new run: --set run.dir=PATH",
+            hint=_bring_back("file"),
         )
     write_file_atomically(path, content)
 
@@ -291,8 +285,7 @@ def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Stati
         statistics[name] = Statistics.from_json(document[name])
         if statistics[name].data_identity != reader.identity():
             raise DataChangedError(
-                f"the data of task '{name}' has changed since the run in {run_dir} started",
-                hint="bring the old data back, or start a new run: --set run.dir=PATH",
+                f"the data of task '{name}' has changed since the run in {run_dir} started", hint=_bring_back("data")
             )
     return statistics
 
@@ -324,7 +317,7 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     if earlier is None and list_checkpoints(run_dir) and not was_started(run_dir):
         raise ForeignCheckpointError(
             f"{run_dir} has checkpoints, but no run.json that says whose they are",
-            hint=f"bring run.json of the run back, {_NEW_RUN}",
+            hint="bring run.json of the run back, or start a new run: --set run.dir=PATH",
         )
     if earlier is None:
         identity = replace(RunIdentity.new(), unmarked=was_started(run_dir) and not never_stepped(run_dir))
@@ -332,8 +325,7 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
         identity = earlier
         check_statistics(run_dir, identity)
     wanted = recipe_identity(recipe)
-    data = dict(identity.data)
-    times = dict(identity.data_changed_ns)
+    data, times = dict(identity.data), dict(identity.data_changed_ns)
     for task in recipe.data.tasks:
         data[task.name], times[task.name] = check_data(task, identity)
     data |= check_starts(run_dir, recipe, data) | check_caches(recipe, identity.data)
@@ -375,17 +367,15 @@ def _check_recipe(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
         return
     raise RecipeChangedError(
         f"{RunDir(run_dir).config} was edited: it would learn something else than the run has learned so far",
-        hint=f"bring the old file back, {_NEW_RUN}",
+        hint=_bring_back("file"),
     )
 
 
 def check_statistics(run_dir: Path, identity: RunIdentity) -> None:
     """Raise StatisticsChangedError if the run's statistics are not those that it was started with."""
-    if identity.statistics and file_sha256(RunDir(run_dir).statistics) != identity.statistics:
-        raise StatisticsChangedError(
-            f"{RunDir(run_dir).statistics} is not what the run was started with",
-            hint=f"bring the old file back, {_NEW_RUN}",
-        )
+    path = RunDir(run_dir).statistics
+    if identity.statistics and file_sha256(path) != identity.statistics:
+        raise StatisticsChangedError(f"{path} is not what the run was started with", hint=_bring_back("file"))
 
 
 def check_data(task: TaskConfig, identity: RunIdentity) -> tuple[str, int]:
@@ -398,7 +388,7 @@ def check_data(task: TaskConfig, identity: RunIdentity) -> tuple[str, int]:
     if known is not None and known != sample:
         raise DataChangedError(
             f"the data of task '{task.name}' ({paths[0]}) is not the data that the run was started with",
-            hint=f"bring the old data back, {_NEW_RUN}",
+            hint=_bring_back("data"),
         )
     if known is not None and changed_ns != identity.data_changed_ns.get(task.name):
         compare_changed(paths, identity.data_changed_ns.get(task.name, 0))

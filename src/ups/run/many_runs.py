@@ -23,15 +23,7 @@ from ups.record.manifest import verify
 from ups.record.run_dir import RunDir, is_bundle, meant_by
 from ups.record.text import path_text
 from ups.run.directory import is_ours, remove_if_empty, remove_records
-from ups.supervise.run_file import (
-    find_run,
-    hold_run,
-    hold_steps,
-    is_held,
-    read_run,
-    survey_runs,
-    was_started,
-)
+from ups.supervise.run_file import find_run, hold_run, hold_steps, is_held, read_run, survey_runs, was_started
 
 TAGS_NAME = "tags.json"
 FORMAT_VERSION = 1
@@ -105,7 +97,10 @@ def promote(run: str, tag: str) -> dict[str, Any]:
     not whole.
     """
     run_dir = find_run(run)
-    _check_tag(tag)
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(
+            f"'{tag[:80]}' is no name for a tag", hint="use letters, digits, '_', '.' and '-', at most 64, such as best"
+        )
     state = read_run(run_dir)["state"]
     if state != "completed":
         raise ConfigError(
@@ -135,13 +130,6 @@ def take_away(run: str, tag: str) -> Path:
             raise ConfigError(f"{path_text(run_dir)} does not have the tag '{tag}'", hint="see them with: ups runs")
         del tags[tag]
     return run_dir
-
-
-def _check_tag(tag: str) -> None:
-    if not _TAG.fullmatch(tag):
-        raise ConfigError(
-            f"'{tag[:80]}' is no name for a tag", hint="use letters, digits, '_', '.' and '-', at most 64, such as best"
-        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from ups.data.validate import trajectories_in_train
 from ups.evaluation.accumulate import Accumulator
-from ups.evaluation.cost import BATCH_SIZE, model_milliseconds, solver_cost
+from ups.evaluation.cost import BATCH_SIZE, model_milliseconds
+from ups.evaluation.cost import solver_cost as solver_cost_of
 from ups.evaluation.ensemble import score_ensemble
 from ups.evaluation.figures import Example, examples
 from ups.evaluation.report import write_report
@@ -69,7 +70,11 @@ def score(
         if has_members(trained.stepper, reader.task):
             result["ensemble"] = _ensemble(trained, reader, plan, split, max_trajectories, progress)
         if solver_cost:
-            result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
+            error = float(result["predictors"][MODEL]["summary"]["trmse"])
+            count = int(result["protocol"]["num_trajectories"])
+            result["solver_cost"] = solver_cost_of(
+                reader, plan, trained.stepper, error, split=split, max_trajectories=count, progress=progress
+            )
         results.append(result)
     return results
 
@@ -145,20 +150,6 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else str(value)[:20]
 
 
-def _solver_cost(
-    trained: Trained,
-    reader: Reader,
-    plan: RolloutPlan,
-    result: Mapping[str, Any],
-    progress: Progress | None,
-) -> dict[str, Any]:
-    error = float(result["predictors"][MODEL]["summary"]["trmse"])
-    count = int(result["protocol"]["num_trajectories"])
-    return solver_cost(
-        reader, plan, trained.stepper, error, split=result["split"], max_trajectories=count, progress=progress
-    )
-
-
 def add_cost(trained: Trained, results: Sequence[dict[str, Any]]) -> None:
     """Measure what a rollout step of the model costs, and put it into the result of each task under `cost`.
 
@@ -189,11 +180,6 @@ def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> di
     return by_task
 
 
-def ratio_words(ratio: float) -> str:
-    """'31.2x'; a dash where there is none."""
-    return "-" if math.isnan(ratio) else f"{ratio:.3g}x" if ratio < 1 else f"{ratio:.1f}x"
-
-
 def blow_up_words(result: Mapping[str, Any]) -> str:
     """How many rollouts of the model blew up or diverged, next to those of the references; '' if none did."""
     total, lines = int(result["predictors"][MODEL]["summary"]["num_samples"]), []
@@ -217,7 +203,8 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
         for number, line in enumerate(headlines(result)):
             name = "" if number else result["task"]
             steps = f" ({result['protocol']['num_steps']} steps)" if line.score == "rollout" else ""
-            ours, theirs, ratio = f"{line.model:.4g}", f"{line.reference:.4g}", ratio_words(line.ratio)
+            ratio = "-" if math.isnan(line.ratio) else f"{line.ratio:.3g}x" if line.ratio < 1 else f"{line.ratio:.1f}x"
+            ours, theirs = f"{line.model:.4g}", f"{line.reference:.4g}"
             rows.append((name, line.score + steps, ours, theirs, line.reference_name, ratio, line.verdict))
     title = f"Errors on the {results[0]['split']} split, in physical units; given frames are not scored"
     note = (
@@ -228,13 +215,9 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
     lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]
     lines += [styled(f"warning: {leak_words(result)}", "yellow") for result in results if result.get("in_train")]
     lines += [f"{r['task']}: {ensemble_words(r['ensemble'])}" for r in results if "ensemble" in r]
-    lines += [f"{r['task']}: {cost_words(r['solver_cost'])}" for r in results if "solver_cost" in r]
+    costs = [(r["task"], r["solver_cost"]) for r in results if "solver_cost" in r]
+    lines += [f"{task}: {cost.get('sentence') or cost['reason']}" for task, cost in costs]
     return "\n".join(lines)
-
-
-def cost_words(cost: Mapping[str, Any]) -> str:
-    """What the same error costs a solver, or why that is not known."""
-    return str(cost.get("sentence") or cost["reason"])
 
 
 LEAST_DRAWING_SECONDS = 20.0
