@@ -12,7 +12,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,11 +65,17 @@ class Report:
 def check_machine(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
     """Warnings about the machine. Raises MachineError for what no attempt could survive."""
     report = Report("preflight")
-    try:
+    with _raised_as(MachineError):
         examine_machine(recipe, ranks, run_dir, report)
-    except CheckFailed as error:
-        raise MachineError(error.full_message(), hint=error.hint) from error
     return report.warnings
+
+
+@contextlib.contextmanager
+def _raised_as(kind: type[UpsError]) -> Iterator[None]:
+    try:
+        yield
+    except CheckFailed as error:
+        raise kind(error.full_message(), hint=error.hint) from error
 
 
 def check_data(recipe: Recipe, readers: Sequence[Reader]) -> None:
@@ -82,12 +88,10 @@ def check_data(recipe: Recipe, readers: Sequence[Reader]) -> None:
                 "a stage fits what is linear in time, and all tasks are steady", hint="leave the stage 'linear' out"
             )
     for reader in readers:
-        try:
+        with _raised_as(DataError):
             check_fit(reader, recipe)
             check_windows(reader, "train", 0)
             reader.identity()  # of a store that was never committed there is none
-        except CheckFailed as error:
-            raise DataError(error.full_message(), hint=error.hint) from error
 
 
 def examine_machine(recipe: Recipe | None, ranks: int, run_dir: Path, report: Report) -> None:
@@ -249,22 +253,21 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
 
 def memory_limit_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """The most memory that this host gives to our processes together: the machine's, or the control group's."""
-    limits = [_meminfo(proc, "MemTotal")]
+    limits = [_row_of(proc / "meminfo", "MemTotal:", 2**52) * 1024]
     for folder in _own_groups(proc, cgroups):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int((folder / "memory.max").read_text()))
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int((folder / "memory.limit_in_bytes").read_text()))
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((folder / name).read_text()))
     return min(limits)
 
 
 def memory_available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """What is left of it now, as far as the kernel shows."""
-    left = [_meminfo(proc, "MemAvailable")]
+    left = [_row_of(proc / "meminfo", "MemAvailable:", 2**52) * 1024]
     for folder in _own_groups(proc, cgroups):
         with contextlib.suppress(OSError, ValueError):
             limit, used = int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
-            left.append(limit - max(0, used - _reclaimable(folder)))
+            left.append(limit - max(0, used - _row_of(folder / "memory.stat", "inactive_file", 0)))
     return max(0, min(left))
 
 
@@ -292,11 +295,12 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _meminfo(proc: Path, name: str) -> int:
-    for line in (proc / "meminfo").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 2**62
+def _row_of(path: Path, name: str, missing: int) -> int:
+    """The number in the row `name` of a file of the kernel."""
+    with contextlib.suppress(OSError, ValueError):
+        rows = dict(line.split()[:2] for line in path.read_text().splitlines())
+        return int(rows.get(name, missing))
+    return missing
 
 
 def _own_groups(proc: Path, cgroups: Path) -> list[Path]:
@@ -310,11 +314,3 @@ def _own_groups(proc: Path, cgroups: Path) -> list[Path]:
                 parts = [part for part in group.split("/") if part]
                 found += [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
     return found
-
-
-def _reclaimable(folder: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in (folder / "memory.stat").read_text().splitlines():
-            if line.startswith("inactive_file "):
-                return int(line.split()[1])
-    return 0
