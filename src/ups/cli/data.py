@@ -65,16 +65,10 @@ def write_store(
     if json:
         report(facts)
         return
-    rows = [
-        ("task", reader.task.name),
-        ("path", str(output)),
-        ("size", size_text(manifest.total_bytes)),
-        ("trajectories", ", ".join(f"{count} {split}" for split, count in reader.splits.items())),
-        *(("assumed", text) for text in store.assumptions),
-        ("identity", str(facts["identity"])),
-        ("took", duration_text(time.monotonic() - started)),
-    ]
-    say(table(rows))
+    facts |= {"size": size_text(manifest.total_bytes), "took": duration_text(time.monotonic() - started)}
+    facts["trajectories"] = ", ".join(f"{count} {split}" for split, count in reader.splits.items())
+    rows = [(name, str(facts[name])) for name in ("task", "path", "size", "trajectories", "identity", "took")]
+    say(table([*rows[:4], *(("assumed", text) for text in store.assumptions), *rows[4:]]))
 
 
 def import_data(
@@ -144,7 +138,7 @@ def generate(
         results = run(
             requests,
             Path(out),
-            num_processes=processes if processes is not None else _num_cores(),
+            num_processes=processes if processes is not None else len(os.sched_getaffinity(0)),
             format="pdebench" if format == "pdebench" else "store",
             overwrite=overwrite,
             on_progress=lambda done, total, task: line.count(task, done, total, "chunks"),
@@ -193,8 +187,8 @@ def _requests(
     if format not in ("store", "pdebench"):
         raise ConfigError(f"there is no format '{format}'", hint="choose --format store or --format pdebench")
     names = list(BENCH_TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
-    fixed = dict(_assignment(text) for text in parameter)
-    drawn = dict(_range(text) for text in ranges)
+    fixed = _assigned("--parameter", parameter, 1, "a name and a number", "nu=0.01")
+    drawn = _assigned("--range", ranges, 2, "a range", "nu=0.1:0.2")
     requests = []
     for name in names:
         request = make_request(
@@ -203,28 +197,26 @@ def _requests(
             resolution=resolution,
             num_frames=frames,
             seed=seed,
-            fixed=fixed,
-            ranges=drawn,
+            fixed={one: values[0] for one, values in fixed.items()},
+            ranges={one: (low, high) for one, (low, high) in drawn.items()},
         )
         requests.append(with_given_parameters(request) if format == "pdebench" else request)
     return requests
 
 
-def _assignment(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), float(value)
-    except ValueError:
-        raise ConfigError(f"--parameter {text}: that is not a name and a number", hint="for example nu=0.01") from None
-
-
-def _range(text: str) -> tuple[str, tuple[float, float]]:
-    name, _, values = text.partition("=")
-    low, _, high = values.partition(":")
-    try:
-        return name.strip(), (float(low), float(high))
-    except ValueError:
-        raise ConfigError(f"--range {text}: that is not a range", hint="for example nu=0.1:0.2") from None
+def _assigned(option: str, texts: list[str], count: int, words: str, example: str) -> dict[str, tuple[float, ...]]:
+    """Name -> the `count` numbers of each NAME=NUMBER:NUMBER."""
+    found = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        try:
+            numbers = tuple(float(part) for part in values.split(":"))
+        except ValueError:
+            numbers = ()
+        if len(numbers) != count:
+            raise ConfigError(f"{option} {text}: that is not {words}", hint=f"for example {example}")
+        found[name.strip()] = numbers
+    return found
 
 
 def _counts(text: str | None, small: bool) -> tuple[int, int, int]:
@@ -241,10 +233,6 @@ def _counts(text: str | None, small: bool) -> tuple[int, int, int]:
             f"--trajectories {text}: that is not three counts", hint="for example --trajectories 512,64,64"
         ) from None
     return train, valid, test
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 app = new_app("Generate, fetch, import, inspect, validate or pack data; keep latents of it.")

@@ -52,34 +52,23 @@ def show_version(*, verbose: bool, as_json: bool) -> None:
     """Print the version; `verbose` adds Python, the core libraries, the extras and the parts."""
     from ups.run.software import DISTRIBUTION, describe, parts
 
-    if not verbose:
-        if as_json:
-            report({"ups": ups.__version__})
-        else:
-            say(f"ups {ups.__version__}")
-        return
-    found = describe() | {"parts": parts()}
+    found: dict[str, Any] = describe() | {"parts": parts()} if verbose else {"ups": ups.__version__}
     if as_json:
         report(found)
         return
-    say(f"{styled('ups', 'bold')} {found['ups']}")
-    say()
-    say(table([(name, version or "not installed") for name, version in found["libraries"].items()]))
-    say()
-    say(styled("Extras", "bold"))
-    rows = []
+    if not verbose:
+        say(f"ups {ups.__version__}")
+        return
+    rows, missing = [], [name for name, extra in found["extras"].items() if extra["missing"]]
     for name, extra in found["extras"].items():
-        state = "missing" if extra["missing"] else "installed"
         more = f" (needs {', '.join(extra['missing'])})" if extra["missing"] else ""
-        rows.append((name, state, f"{extra['adds']}{more}"))
-    say(table(rows) if rows else "  (the package metadata lists none)")
-    say()
-    say(styled("Parts", "bold"))
-    say(table(_part_rows(found["parts"])))
-    missing = [name for name, extra in found["extras"].items() if extra["missing"]]
+        rows.append((name, "missing" if extra["missing"] else "installed", f"{extra['adds']}{more}"))
+    libraries = [(name, version or "not installed") for name, version in found["libraries"].items()]
+    say(f"{styled('ups', 'bold')} {found['ups']}\n\n{table(libraries)}\n")
+    say(f"{styled('Extras', 'bold')}\n{table(rows) if rows else '  (the package metadata lists none)'}\n")
+    say(f"{styled('Parts', 'bold')}\n{table(_part_rows(found['parts']))}")
     if missing:
-        say()
-        say(f"Add one with: pip install '{DISTRIBUTION}[{missing[0]}]'")
+        say(f"\nAdd one with: pip install '{DISTRIBUTION}[{missing[0]}]'")
 
 
 def _part_rows(parts: list[dict[str, str]]) -> list[tuple[str, ...]]:
@@ -233,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing is raised for what a person can get wrong."""
     try:
-        code = _invoke(arguments)
+        code = typer.main.get_command(app).main(arguments, prog_name="ups", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except UpsError as error:
@@ -261,10 +250,6 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _invoke(arguments: list[str]) -> Any:
-    return typer.main.get_command(app).main(arguments, prog_name="ups", standalone_mode=False)
-
-
 def _command_of(arguments: list[str]) -> str:
     """The command's name for the log; never its arguments, which may hold what should not be in a file."""
     return arguments[0] if arguments and arguments[0] in available() else "-"
@@ -279,12 +264,11 @@ def _wrong_use(error: Any) -> int:
     """Unknown command or option, missing argument: what is wrong, and where the help is."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ups"
-    message = str(error.format_message())
-    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help of the group
-        return _quietly(lambda: note(message), int(error.exit_code))
-    message = " ".join(message.split()).rstrip(".")
-    head = styled("error:", "bold", "red", stream=sys.stderr)
-    return _quietly(lambda: note(f"{head} usage: {message} -> {path} --help"), int(error.exit_code))
+    text = message = str(error.format_message())
+    if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help of the group
+        head = styled("error:", "bold", "red", stream=sys.stderr)
+        text = f"{head} usage: {' '.join(message.split()).rstrip('.')} -> {path} --help"
+    return _quietly(lambda: note(text), int(error.exit_code))
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> int:

@@ -28,7 +28,7 @@ from ups.run.directory import run_dir_of
 from ups.run.progress_line import ProgressLine
 from ups.run.steps_file import read_steps
 from ups.supervise.options import find_host_info
-from ups.supervise.run_file import TRAINED, read_run
+from ups.supervise.run_file import TRAINED, RunDocument, read_run
 from ups.supervise.why import faults_as_json
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _facts(
     run_dir: Path, code: int, results: Sequence[Mapping[str, Any]] | None, *, nothing_to_do: bool
 ) -> dict[str, Any]:
     """A run that has ended, for programs. results: None where nothing was scored."""
-    document = read_run(run_dir)
+    document, facts = _end_of(run_dir, code)
     scores = None
     if results is not None:
         from ups.evaluation.results import to_json
@@ -128,10 +128,7 @@ def _facts(
     bundle = RunDir(run_dir).bundle
     bundled = document["state"] in TRAINED and is_bundle(bundle)
     return {
-        "name": run_dir.name,
-        "path": str(run_dir),
-        **{key: document[key] for key in ("state", "cause", "verdict")},
-        "exit_code": code,
+        **facts,
         "step": document["checkpoint"],
         "attempts": len(document["attempts"]),
         "faults": faults_as_json(document),
@@ -140,6 +137,12 @@ def _facts(
         "completed_before": nothing_to_do,
         "results": scores,
     }
+
+
+def _end_of(run_dir: Path, code: int) -> tuple[RunDocument, dict[str, Any]]:
+    document = read_run(run_dir)
+    facts = {"name": run_dir.name, "path": str(run_dir), "state": document["state"], "cause": document["cause"]}
+    return document, {**facts, "verdict": document["verdict"], "exit_code": code}
 
 
 run_app = new_app()
@@ -179,13 +182,10 @@ def run(
 
 def _step_facts(run_dir: Path, code: int) -> dict[str, Any]:
     """A run after its last step, for programs."""
-    document, bundle = read_run(run_dir), RunDir(run_dir).bundle
+    (document, facts), bundle = _end_of(run_dir, code), RunDir(run_dir).bundle
     there = code == 0 and is_bundle(bundle)
     return {
-        "name": run_dir.name,
-        "path": str(run_dir),
-        **{key: document[key] for key in ("state", "cause", "verdict")},
-        "exit_code": code,
+        **facts,
         "gate": document.get("gate"),
         "bundle": str(bundle) if there else None,
         "bundle_sha256": read_manifest(bundle).sha256 if there else None,
