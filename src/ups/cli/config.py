@@ -15,7 +15,6 @@ from ups.config.recipe import plain_data, recipe_file, resolve
 from ups.config.yaml_subset import ABSENT, shown_value
 
 if TYPE_CHECKING:
-    from ups.config.recipe import ResolvedRecipe
     from ups.formats.base import GridReader
 
 app = new_app("Show, check and compare recipes, without running anything.")
@@ -27,7 +26,7 @@ def show(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = [],
 
     Includes and overrides are applied and defaults written out: exactly what a run would use.
     """
-    found = _resolve(recipe, set)
+    found = resolve(recipe_file(recipe), set)
     if json:
         report({"hash": found.hash, "files": found.files, "recipe": plain_data(found.recipe)})
     else:
@@ -40,7 +39,7 @@ def check(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = []
 
     One line if it is sound; else each mistake with its place, its value and what is expected.
     """
-    found = _resolve(recipe, set)
+    found = resolve(recipe_file(recipe), set)
     tasks = [task.name for task in found.recipe.data.tasks]
     stages = [_stage_words(stage) for stage in found.recipe.stages]
     if json:
@@ -75,7 +74,7 @@ def diff(
 
     Both are resolved first, so a default that is written out is no difference.
     """
-    first, second = _resolve(a, []), _resolve(b, [])
+    first, second = (resolve(recipe_file(path), []) for path in (a, b))
     changes = changes_between(plain_data(first.recipe), plain_data(second.recipe))
     if json:
         rows = [
@@ -88,10 +87,6 @@ def diff(
         say(f"{styled(field, 'cyan')}: {styled(shown_value(old), 'red')} -> {styled(shown_value(new), 'green')}")
     if not changes:
         say(f"no difference (hash {first.hash[:12]})")
-
-
-def _resolve(path: str, overrides: list[str]) -> ResolvedRecipe:
-    return resolve(recipe_file(path), overrides)
 
 
 def _stage_words(stage: Any) -> str:

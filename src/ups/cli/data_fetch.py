@@ -195,14 +195,9 @@ def _write(
         "kept": written.kept,
     }
     if json:
-        facts |= {
-            "field_bytes": gain.field_bytes,
-            "encoder_seconds": gain.encoder_seconds,
-            "operator_seconds": gain.operator_seconds,
-            "expected_gain": gain.factor,
-            "pays": gain.pays,
-            **gain.to_json(),
-        }
+        facts |= {"field_bytes": gain.field_bytes, "encoder_seconds": gain.encoder_seconds}
+        facts |= {"operator_seconds": gain.operator_seconds, "expected_gain": gain.factor, "pays": gain.pays}
+        facts |= gain.to_json()
     return facts
 
 

@@ -17,9 +17,6 @@ from ups.record.run_dir import find_bundle
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ups.config.schema import TaskConfig
     from ups.evaluation.figures import Example
     from ups.inference.simulator import Simulator
     from ups.spec.task import TaskSpec
@@ -29,8 +26,6 @@ app = new_app()
 DEFAULT_STEPS = 40
 # Enough for the mean of a train split to be next to an error.
 MEAN_TRAJECTORIES = 64
-# Ends of names that are no numbers -> the option that makes such a file.
-PICTURES = {".mp4": "--film", ".png": "--picture"}
 
 
 @app.command()
@@ -100,12 +95,9 @@ def rollout(
         raise ConfigError(
             "nothing to write", hint="give -o RESULT.zarr or RESULT.nc, --film FILM.mp4 or --picture PICTURE.png"
         )
-    if out is not None and Path(out).suffix.lower() in PICTURES:
-        option = PICTURES[Path(out).suffix.lower()]
-        raise ConfigError(f"-o writes numbers, not {out}", hint=f"give {option} {out} instead")
-    names = {"--film": film, "--picture": picture}
-    for suffix, option in PICTURES.items():
-        name = names[option]
+    for suffix, option, name in ((".mp4", "--film", film), (".png", "--picture", picture)):
+        if out is not None and Path(out).suffix.lower() == suffix:
+            raise ConfigError(f"-o writes numbers, not {out}", hint=f"give {option} {out} instead")
         if name is not None and Path(name).suffix.lower() != suffix:
             kind = suffix.removeprefix(".").upper()
             raise ConfigError(f"{option} writes {kind}, not '{name}'", hint=f"give a name that ends in {suffix}")
@@ -178,15 +170,12 @@ def _with_parameters(spec: TaskSpec, start: _Input, given: list[str]) -> _Input:
 
     known = dict(start.arguments.get("parameters") or {})
     for text in given:
-        name, equals, number = text.partition("=")
+        name, _, number = text.partition("=")
         try:
             value = float(number)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise ConfigError(
-                f"'{text}' is no parameter with its value", hint="--parameter NAME=VALUE, such as nu=0.01"
-            )
+        except ValueError as error:
+            hint = "--parameter NAME=VALUE, such as nu=0.01"
+            raise ConfigError(f"'{text}' is no parameter with its value", hint=hint) from error
         if name in known and not np.allclose(known[name], value, rtol=1e-6, atol=0):
             raise ConfigError(
                 f"{start.source} says that {name} is {float(np.ravel(known[name])[0]):g}, and not {value:g}",
@@ -315,9 +304,10 @@ def _read_input(
         reader = open_task(config.model_copy(update={"time_stride": stride * config.time_stride}))
         note(f"the time step of the simulator is {spec.dt:g}: one in {stride} frames of '{source}' is used")
     if reader.splits.get(split, 0) <= trajectory:
+        counts = ", ".join(f"{count} in {name}" for name, count in reader.splits.items() if count)
         raise DataError(
             f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', and so no {trajectory}",
-            hint=f"it has {_counts(reader.splits)}: choose with --split and --trajectory",
+            hint=f"it has {counts or 'none at all'}: choose with --split and --trajectory",
         )
     parameters = [p.name for p in reader.task.parameters]
     if spec.steady:
@@ -340,10 +330,6 @@ def _read_input(
     arguments["coordinates"] = dict(zip(axes, reader.coordinates, strict=True))
     mean = mean_field(reader, MEAN_TRAJECTORIES).numpy() if reader.splits.get("train", 0) else None
     return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes, split)
-
-
-def _counts(splits: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} in {name}" for name, count in splits.items() if count) or "none at all"
 
 
 def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
@@ -480,13 +466,11 @@ def _draw(example: Example, channel: int, film: str | None, picture: str | None)
 
     written = []
     example = even(example)
-    if picture is not None:
-        write_file_atomically(Path(picture), fields_png(example, channel))
-        written.append(picture)
-    if film is not None:
-        data = make_film(example, channel)
-        if data is None:
-            raise DataError("a film needs at least two frames", hint="ask for more --steps, or for a --picture")
-        write_file_atomically(Path(film), data)
-        written.append(film)
+    for name, draw in ((picture, fields_png), (film, make_film)):
+        if name is not None:
+            content = draw(example, channel)
+            if content is None:
+                raise DataError("a film needs at least two frames", hint="ask for more --steps, or for a --picture")
+            write_file_atomically(Path(name), content)
+            written.append(name)
     return written

@@ -275,8 +275,16 @@ def sync(
     run_dir = find_run(run)
     if read_run(run_dir)["state"] == "running":
         raise RunHeldError(f"{run_dir} goes on, and feeds its trackers itself", hint="see `ups status`")
-    problems = sync_trackers(run_dir, _names(run_dir))
-    rows = _rows(run_dir, problems)
+    trackers = resolve(RunDir(run_dir).config).recipe.tracking.trackers
+    if not trackers:
+        raise ConfigError(f"the recipe of {run_dir} names no tracker", hint="see tracking.trackers in docs/trackers.md")
+    check_trackers(trackers)
+    problems = sync_trackers(run_dir, list(by_name(trackers)))
+    notes = {name: read_note(run_dir, name) for name in problems}
+    rows = [
+        {"name": name, "rows": note.rows, "told": note.state, "url": note.url, "problem": problems[name]}
+        for name, note in notes.items()
+    ]
     if json:
         report(rows)
     else:
@@ -286,19 +294,3 @@ def sync(
     if failed:
         words = f"{', '.join(failed)} of {run_dir.name}: {problems[failed[0]]}"
         raise TrackerError(words, hint="call this again when it can be reached")
-
-
-def _names(run_dir: Path) -> list[str]:
-    trackers = resolve(RunDir(run_dir).config).recipe.tracking.trackers
-    if not trackers:
-        raise ConfigError(f"the recipe of {run_dir} names no tracker", hint="see tracking.trackers in docs/trackers.md")
-    check_trackers(trackers)
-    return list(by_name(trackers))
-
-
-def _rows(run_dir: Path, problems: dict[str, str]) -> list[dict[str, Any]]:
-    notes = {name: read_note(run_dir, name) for name in problems}
-    return [
-        {"name": name, "rows": note.rows, "told": note.state, "url": note.url, "problem": problems[name]}
-        for name, note in notes.items()
-    ]

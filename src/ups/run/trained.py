@@ -180,13 +180,11 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     recipe = resolved.recipe
     check_recipe(path, recipe)
     known = run_identity(path)
+    chosen = checkpoint or latest_verified(path, belongs=known.check if known is not None else None)
     if checkpoint is not None:
         verify(checkpoint)
         if known is not None:
             known.check(checkpoint, int(Progress.from_json(read_progress(checkpoint)["progress"]).step))
-        chosen: Path | None = checkpoint
-    else:
-        chosen = latest_verified(path, belongs=known.check if known is not None else None)
     if chosen is None:
         raise CheckpointError(
             f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
@@ -208,15 +206,13 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     stepper.load_state_dict(weights, strict=False)  # the statistics came with the run, not with the checkpoint
     stepper.requires_grad_(False)
     progress = Progress.from_json(read_progress(chosen)["progress"])
-    step = progress.step
-    identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": chosen.name, "step": str(step)}
+    name, step = recipe.run.name, progress.step
+    identity = {"run": name, "recipe": resolved.hash, "checkpoint": chosen.name, "step": str(step)}
     identity |= {TOO_SHORT: text} if (text := too_short(recipe, progress)) else {}
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
-    stages = stage_gains(path, recipe)
-    return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step, stages=stages)
-
-
-_ONE_STEP = "one step"
+    return Trained(
+        name, stepper.eval(), readers, recipe, resolved.text, identity, step, stages=stage_gains(path, recipe)
+    )
 
 
 def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
@@ -246,33 +242,24 @@ def _figures(
 ) -> list[dict[str, Any]]:
     """trains_operator: as an ensemble, of which the score without members is that of the central one."""
 
-    def value(of: Mapping[str, Any], name: str) -> float | None:
+    def value(name: str, of: Mapping[str, Any] = row) -> float | None:
         return of.get(f"valid/{task}/{name}")
 
-    crps, teacher, single = value(row, "crps"), value(row, "crps_teacher"), value(row, "absolute_error")
-    rows = []
+    crps, single, after = value("crps"), value("absolute_error"), value("one_step")
+    rows: list[dict[str, Any]] = []
     if crps is not None and single is not None:
         against = "its central member" if trains_operator else "operator alone"
-        rows = [{"figure": "CRPS", "against": against, "before": single, "after": crps}]
-        if teacher is not None:
-            rows.append({"figure": "CRPS", "against": "its teacher", "before": teacher, "after": crps})
+        bars = [(against, single), ("its teacher", value("crps_teacher"))]
+        rows = [{"figure": "CRPS", "against": w, "before": bar, "after": crps} for w, bar in bars if bar is not None]
         if not trains_operator:
             return rows
-    after = value(row, "one_step")
-    if after is None:
-        return rows
-    before = value(earlier[-1], "one_step") if earlier else None
-    if before is not None:
-        one_step = {"figure": _ONE_STEP, "against": "the stage before", "before": before, "after": after}
-        return [*rows, one_step]
-    if rows:
-        return rows
-    for reference in ("persistence", "training_mean"):
-        bar = value(row, reference)
-        if bar is not None:
-            words = reference.replace("_", " ")
-            return [{"figure": _ONE_STEP, "against": words, "before": bar, "after": after}]
-    return []
+    references = [("the stage before", value("one_step", earlier[-1]) if earlier else None)]
+    if not rows:
+        references += [("persistence", value("persistence")), ("training mean", value("training_mean"))]
+    for against, before in references:
+        if before is not None and after is not None:
+            return [*rows, {"figure": "one step", "against": against, "before": before, "after": after}]
+    return rows
 
 
 def _last_validations(run_dir: Path) -> dict[int, dict[str, Any]]:
