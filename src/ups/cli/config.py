@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,7 +41,10 @@ def check(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = []
     """
     found = resolve(recipe_file(recipe), set)
     tasks = [task.name for task in found.recipe.data.tasks]
-    stages = [_stage_words(stage) for stage in found.recipe.stages]
+    stages = [
+        f"{stage.type} " + (f"{stage.steps} steps" if stage.steps is not None else f"{stage.budget_seconds:g} s")
+        for stage in found.recipe.stages
+    ]
     if json:
         report(
             {"ok": True, "name": found.recipe.run.name, "hash": found.hash, "tasks": tasks, "stages": stages}
@@ -87,11 +90,6 @@ def diff(
         say(f"{styled(field, 'cyan')}: {styled(shown_value(old), 'red')} -> {styled(shown_value(new), 'green')}")
     if not changes:
         say(f"no difference (hash {first.hash[:12]})")
-
-
-def _stage_words(stage: Any) -> str:
-    length = f"{stage.steps} steps" if stage.steps is not None else f"{stage.budget_seconds:g} s"
-    return f"{stage.type} {length}"
 
 
 def _count(items: list[str], word: str) -> str:

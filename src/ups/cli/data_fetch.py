@@ -163,13 +163,7 @@ def _write(
     root: Path, recipe: Any, opened: Any, index: int, dtype: str, processes: int | None, overwrite: bool, json: bool
 ) -> dict[str, Any]:
     from ups.run.assemble import cache_key
-    from ups.run.latent_caching import (
-        encoder_hash,
-        frozen_stepper,
-        measure_gain,
-        write_cache,
-        writer_for,
-    )
+    from ups.run.latent_caching import encoder_hash, frozen_stepper, measure_gain, write_cache, writer_for
 
     stepper = frozen_stepper(recipe, opened, index)
     key = cache_key(recipe, opened, index, dtype=dtype, encoder=encoder_hash(stepper))

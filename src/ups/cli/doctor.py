@@ -133,14 +133,13 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
     """Search, show, and leave with the exit code of the failure."""
     from ups.doctor.bisect import Bisection, module_text, next_step, place_of, to_json, verdict, windows_text
 
-    with (
-        ProgressLine(quiet=as_json) as line,
-        _prepared(recipe, ranks, overrides, steps, line) as (trials, variant),
-    ):
+    with ProgressLine(quiet=as_json) as line, _prepared(recipe, ranks, overrides, steps, line) as (trials, variant):
 
         def ended(outcome: Outcome) -> None:
             line.clear()
-            show_outcome(outcome)
+            mark = styled("ok    ", "green") if outcome.ok else styled("FAILS ", "bold", "red")
+            found = "" if outcome.failed is None else f": {outcome.failed.says}"
+            say(f"{mark}  {outcome.label}{found}  ({outcome.seconds:.1f} s)")
 
         finding = Bisection(trials, variant, 60 * minutes, None if as_json else ended).run()
         failed = finding.failure.failed if finding.failure else None
@@ -172,21 +171,11 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
         raise typer.Exit(failed.exit_code)
 
 
-def show_outcome(outcome: Outcome) -> None:
-    """One line for a trial."""
-    mark = styled("ok    ", "green") if outcome.ok else styled("FAILS ", "bold", "red")
-    found = "" if outcome.failed is None else f": {outcome.failed.says}"
-    say(f"{mark}  {outcome.label}{found}  ({outcome.seconds:.1f} s)")
-
-
 def run_comparison(
     recipe: str, ranks: int, overrides: Sequence[str], python: str, steps: int, *, as_json: bool
 ) -> None:
     """Compare, show, and leave with 0 only if all numbers agree."""
-    with (
-        ProgressLine(quiet=as_json) as line,
-        _prepared(recipe, ranks, overrides, steps, line) as (trials, variant),
-    ):
+    with ProgressLine(quiet=as_json) as line, _prepared(recipe, ranks, overrides, steps, line) as (trials, variant):
         found = compare(trials, variant, python)
         if found.failed is None:
             shutil.rmtree(trials.root, ignore_errors=True)

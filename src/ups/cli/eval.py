@@ -52,11 +52,16 @@ def evaluate(
     from ups.library.scores import evaluate as evaluate_model
     from ups.run.scoring import score_lines
 
+    named = {name: path for name, _, path in (text.partition("=") for text in data)}
+    for text in data:
+        if not text.partition("=")[0] or not text.partition("=")[2]:
+            hint = "for example burgers1d=shifted/burgers1d.zarr"
+            raise ConfigError(f"--data {text}: that is not TASK=PATH", hint=hint)
     scores = evaluate_model(
         model,
         split=split,
         tasks=task,
-        data=dict(_other(text) for text in data),
+        data=named,
         recipe_data=recipe_data,
         start_frame=start_frame,
         max_trajectories=trajectories,
@@ -74,13 +79,6 @@ def evaluate(
         return
     for path in written:
         say(f"wrote {path}")
-
-
-def _other(text: str) -> tuple[str, str]:
-    task, _, path = text.partition("=")
-    if not task or not path:
-        raise ConfigError(f"--data {text}: that is not TASK=PATH", hint="for example burgers1d=shifted/burgers1d.zarr")
-    return task, path
 
 
 # More models of several seeds are shown as means only.

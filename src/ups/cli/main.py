@@ -185,14 +185,11 @@ def help_text() -> str:
     codes = [(str(code).rjust(3), meaning) for code, meaning in EXIT_CODES.items()]
     parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
     log = log_path()
-    kept = f"Tracebacks are kept in {_shown_home(str(log))}." if log else "Set XDG_STATE_HOME to keep tracebacks."
+    home = os.path.expanduser("~")
+    place = f"~{str(log)[len(home) :]}" if home != "/" and str(log).startswith(home + "/") else str(log)
+    kept = f"Tracebacks are kept in {place}." if log else "Set XDG_STATE_HOME to keep tracebacks."
     parts.append(f"{kept} NO_COLOR=1 turns colors off.")
     return "\n\n".join(parts) + "\n"
-
-
-def _shown_home(path: str) -> str:
-    home = os.path.expanduser("~")
-    return f"~{path[len(home) :]}" if home != "/" and path.startswith(home + "/") else path
 
 
 app = new_app(completion=True)

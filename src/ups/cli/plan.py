@@ -108,11 +108,12 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
     largest = "none" if stage["largest_micro_batch"] is None else str(stage["largest_micro_batch"])
     if stage["largest_micro_batch"] == stage["samples_of_a_rank"]:
         largest += ", which is all that one rank gets of a batch"
+    micro = "; ".join(f"{tasks}: {'+'.join(map(str, sizes))}" for tasks, sizes in stage["micro_batches"].items())
     rows = [
         ("parameters", f"{stage['parameters']:,}, of which {stage['trained']:,} are trained ({stage['optimizer']})"),
         ("memory of a rank", f"{_bytes(memory['peak'])} at the peak, {_bytes(memory['usable'])} usable: {verdict}"),
         ("", parts),
-        ("micro-batch", f"{_micro(stage)}; the largest that fits: {largest}"),
+        ("micro-batch", f"{micro}; the largest that fits: {largest}"),
         (
             "step",
             f"about {_seconds(step['seconds'])}: forward {_seconds(step['forward_seconds'])}, backward "
@@ -152,10 +153,6 @@ def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("failures", expected),
         ("time", f"about {_seconds(found['hours'] * 3600)}, {found['device_hours']:,.2f} device hours{price}"),
     ]
-
-
-def _micro(stage: dict[str, Any]) -> str:
-    return "; ".join(f"{tasks}: {'+'.join(map(str, sizes))}" for tasks, sizes in stage["micro_batches"].items())
 
 
 def _bytes(number: float) -> str:

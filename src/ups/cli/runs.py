@@ -51,10 +51,7 @@ def _runs() -> None:
 
 
 @app.command("list")
-def list_(
-    directory: RunsArgument = Path(RUNS),
-    json: JsonOption = False,
-) -> None:
+def list_(directory: RunsArgument = Path(RUNS), json: JsonOption = False) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
     known, unreadable = survey_runs(directory)
     catch_up(known)
@@ -100,10 +97,7 @@ def list_(
 
 
 @app.command()
-def remove(
-    run: RunArgument,
-    json: JsonOption = False,
-) -> None:
+def remove(run: RunArgument, json: JsonOption = False) -> None:
     """Delete a run with its checkpoints, bundle and report. Refuses a run that is alive."""
     path, left = remove_run(run)
     if json:
@@ -263,10 +257,7 @@ def _track() -> None:
 
 
 @track_app.command()
-def sync(
-    run: RunArgument,
-    json: JsonOption = False,
-) -> None:
+def sync(run: RunArgument, json: JsonOption = False) -> None:
     """Send each tracker of a run the rows that it does not have, the report, and how the run ended.
 
     For a tracker that was down, a supervisor that was killed, or a report that was written later. A run that goes on

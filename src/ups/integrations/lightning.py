@@ -39,14 +39,7 @@ from ups.run.trained import Trained
 from ups.run.warm_start import stepper_at
 from ups.spec.batch import Batch, RankInfo
 from ups.training.averages import follow
-from ups.training.optim import (
-    Ema,
-    build_optimizer,
-    clip_factor,
-    learning_rate,
-    set_learning_rate,
-    trainable,
-)
+from ups.training.optim import Ema, build_optimizer, clip_factor, learning_rate, set_learning_rate, trainable
 from ups.training.progress import Progress
 from ups.training.stages import pass_measured
 
@@ -138,10 +131,7 @@ class StageModule(LightningModule):
         return total
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         gradients = [p.grad for p in self.stage.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))

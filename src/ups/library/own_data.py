@@ -55,13 +55,7 @@ def import_data(
     of the card).
     """
     reader, names = open_own(source, task, valid_fraction=valid_fraction, test_fraction=test_fraction)
-    pack(
-        reader,
-        Path(out),
-        compression="zstd" if compress else None,
-        overwrite=overwrite,
-        generator={"source": names},
-    )
+    pack(reader, Path(out), compression="zstd" if compress else None, overwrite=overwrite, generator={"source": names})
     return open_data(out)
 
 

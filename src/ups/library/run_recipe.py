@@ -67,7 +67,10 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: St
             output.closing(next_words(job, stopped=True))
             return stopped.code
         if worked and resolved.recipe.tracking.trackers:
-            _tell_trackers(job)
+            # What cannot be sent now is sent by the next `ups status`.
+            remember(run_dir)
+            if not any(sync(run_dir, list(by_name(resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):
+                forget(run_dir)
     output.closing(next_words(job))
     return GateError.exit_code if job.gate_failed else 0
 
@@ -120,13 +123,6 @@ def _explained(error: BaseException) -> tuple[str, str]:
     if isinstance(error, Exception):
         return cause_of_error(error), " ".join(str(error).split())[:500]
     return "", type(error).__name__
-
-
-def _tell_trackers(job: Job) -> None:
-    """The verdict after the gate, and the report; what cannot be sent now is sent by the next `ups status`."""
-    remember(job.run_dir)
-    if not any(sync(job.run_dir, list(by_name(job.resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):
-        forget(job.run_dir)
 
 
 def next_words(job: Job, *, stopped: bool = False) -> str:

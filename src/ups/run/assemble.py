@@ -280,13 +280,7 @@ class _Stages:
                     self.checkpointer.run_dir, index, stage.stepper, say=runtime.is_first
                 )
         with assemble(
-            recipe,
-            self.opened,
-            runtime,
-            progress,
-            stop_requests=self.stop_requests,
-            box=self.box,
-            change=change,
+            recipe, self.opened, runtime, progress, stop_requests=self.stop_requests, box=self.box, change=change
         ) as parts:
             parts.loader.start()
             engine, stage_type = parts.engine, recipe.stages[index].type
@@ -334,7 +328,12 @@ def build_validation(
     to `absolute_error`, the same score without members (one_step is of that too), and to that of a student's teacher.
     """
     context = stepper.context_frames
-    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0 and _long_enough(reader, context)]
+
+    def long_enough(reader: Reader) -> bool:
+        frames = reader.frames_of("valid")
+        return reader.task.steady or frames is None or int(frames.max()) > context
+
+    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0 and long_enough(reader)]
     plans = {reader.task.name: RolloutPlan.whole(reader, context, split="valid") for reader in held_out}
     bars: dict[str, dict[str, Predictor]] = {}  # filled at the first validation: a mean takes reading
 
@@ -409,9 +408,3 @@ def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:
     mean = torch.tensor(stepper.statistics[task.name].state_mean, dtype=torch.float64)
     field = mean.reshape(-1, *[1] * task.num_spatial_dims).expand(-1, *reader.space)  # (C, *S)
     return {"persistence": persistence, "training_mean": TrainingMean({task.name: field})}
-
-
-def _long_enough(reader: Reader, context_frames: int) -> bool:
-    """Whether a trajectory of the valid split has a frame to predict."""
-    frames = reader.frames_of("valid")
-    return reader.task.steady or frames is None or int(frames.max()) > context_frames

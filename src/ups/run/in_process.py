@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,7 +46,7 @@ _ACTION = "stop(nobody_restarts_a_run_in_process)"
 
 
 def train_in_process(
-    run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None], trackers: Trackers | None = None
+    run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None], trackers: Trackers
 ) -> int:
     """Train a prepared run that is held (`hold_run`) to its end; returns its exit code.
 
@@ -55,50 +56,48 @@ def train_in_process(
         return _InProcess(run_dir, recipe, identity, say, root, trackers).run()
 
 
+@dataclass
 class _InProcess:
-    def __init__(
-        self,
-        run_dir: Path,
-        recipe: Recipe,
-        identity: RunIdentity,
-        say: Callable[[str], None],
-        root: Path,
-        trackers: Trackers | None,
-    ) -> None:
-        self._run_dir, self._recipe, self._identity, self._say, self._root = run_dir, recipe, identity, say, root
-        self._trackers = trackers
-        self._file = RunFile(run_dir)
-        self._entry: dict[str, Any] = {}
-        self._box: BlackBox | None = None
+    run_dir: Path
+    recipe: Recipe
+    identity: RunIdentity
+    say: Callable[[str], None]
+    root: Path
+    trackers: Trackers
+    box: BlackBox | None = None
+    entry: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.file = RunFile(self.run_dir)
 
     def run(self) -> int:
-        self._file.begin(ranks=1, max_restarts=0, box_root=self._root, identity=self._identity)
-        document = self._file.document
+        self.file.begin(ranks=1, max_restarts=0, box_root=self.root, identity=self.identity)
+        document = self.file.document
         number = len(document["attempts"])
-        self._entry = {"number": number, "started": time.time(), "from_checkpoint": None, "faults": []}
-        self._entry["overrides"] = dict(document["overrides"])
-        document["attempts"].append(self._entry)
-        box_dir = self._root / f"attempt_{number}"
+        self.entry = {"number": number, "started": time.time(), "from_checkpoint": None, "faults": []}
+        self.entry["overrides"] = dict(document["overrides"])
+        document["attempts"].append(self.entry)
+        box_dir = self.root / f"attempt_{number}"
         document["blackbox_dir"] = str(box_dir)
-        recorder = Recorder(RunDir(self._run_dir).failure_stem(number, 0), 0, 1, number)
+        recorder = Recorder(RunDir(self.run_dir).failure_stem(number, 0), 0, 1, number)
         try:
             # Micro-batch sizes that a supervisor has found to fit are kept.
             changes = [f"{name}={value}" for name, value in document["overrides"].items()]
-            recipe = resolve_data(plain_data(self._recipe), changes).recipe if changes else self._recipe
-            usable = find_usable(self._run_dir, self._identity)
+            recipe = resolve_data(plain_data(self.recipe), changes).recipe if changes else self.recipe
+            usable = find_usable(self.run_dir, self.identity)
             if usable.foreign is not None:
                 raise usable.foreign
-            self._entry["from_checkpoint"] = usable.step
-            self._file.save()
-            recorder.box = self._box = BlackBox.create(ring_path(box_dir, 0), rank=0, world_size=1, attempt=number)
+            self.entry["from_checkpoint"] = usable.step
+            self.file.save()
+            recorder.box = self.box = BlackBox.create(ring_path(box_dir, 0), rank=0, world_size=1, attempt=number)
             with _signals_as_before(), torch.enable_grad():
                 stopped, step = run_stages(
-                    self._run_dir,
+                    self.run_dir,
                     recipe,
                     RankEnvironment(attempt=number),
                     recorder,
                     _Interruptible(recipe.engine.max_seconds),
-                    identity=self._identity,
+                    identity=self.identity,
                     hashed=usable.manifest_sha256,
                     on_commit=self._note_commit,
                     on_damage=self._note_damage,
@@ -112,43 +111,42 @@ class _InProcess:
             self._failed(error, recorder)
             raise
         finally:
-            keep_rings(self._run_dir, box_dir)
+            keep_rings(self.run_dir, box_dir)
 
     def _note_commit(self, step: int, manifest_sha256: str) -> None:
-        self._identity = self._identity.with_commit(step, manifest_sha256)
-        self._file.document["identity"] = self._identity.to_json()
+        self.identity = self.identity.with_commit(step, manifest_sha256)
+        self.file.document["identity"] = self.identity.to_json()
         self._look_at_trackers()
-        self._file.save()
+        self.file.save()
 
     def _note_damage(self, step: int, problem: str) -> None:
-        self._file.document["notices"].append({"time": time.time(), "line": damage_line(step, problem)})
-        self._file.save()
+        self.file.document["notices"].append({"time": time.time(), "line": damage_line(step, problem)})
+        self.file.save()
 
     def _look_at_trackers(self) -> None:
-        if self._trackers is not None:
-            self._trackers.look()
-            self._file.document["trackers"] = self._trackers.known()
+        self.trackers.look()
+        self.file.document["trackers"] = self.trackers.known()
 
     def _step(self) -> int:
-        return 0 if self._box is None else self._box.last.step
+        return 0 if self.box is None else self.box.last.step
 
     def _done(self, step: int) -> int:
         cause, problem = missing_proof(
-            self._run_dir,
+            self.run_dir,
             step,
-            last_step_of(self._recipe),
-            self._identity,
-            lambda: check_inputs(self._run_dir, self._recipe, self._identity),
+            last_step_of(self.recipe),
+            self.identity,
+            lambda: check_inputs(self.run_dir, self.recipe, self.identity),
         )
         if cause:
             raise _Unproven(problem, cause)
-        self._file.document["checkpoint"] = step
+        self.file.document["checkpoint"] = step
         self._end("finished", step, 0)
         return self._verdict("completed", "", 0, f"step={step} ckpt={step} verified")
 
     def _left(self, number: int, step: int) -> int:
-        commit = find_usable(self._run_dir, self._identity).step
-        self._file.document["checkpoint"] = commit
+        commit = find_usable(self.run_dir, self.identity).step
+        self.file.document["checkpoint"] = commit
         state, code = state_after(number)
         self._end("left", step, code)
         detail = f"ckpt={'-' if commit is None else commit} lost={max(0, step - (commit or 0))}"
@@ -159,10 +157,10 @@ class _InProcess:
         recorder.record(error)
         seen = read_failure(recorder.stem) or {}
         cause = error.missing if isinstance(error, _Unproven) else cause_of_error(error)
-        commit = last_commit(self._run_dir)
+        commit = last_commit(self.run_dir)
         step = self._step()
         fault = Fault(
-            attempt=self._entry["number"],
+            attempt=self.entry["number"],
             rank=0,
             world=1,
             host=os.uname().nodename,
@@ -178,21 +176,21 @@ class _InProcess:
             exit_code=exit_code_of_cause(cause),
             time_wall=time.time(),
         )
-        self._file.document["checkpoint"] = commit
-        self._entry["faults"].append(fault.document())
+        self.file.document["checkpoint"] = commit
+        self.entry["faults"].append(fault.document())
         self._end("failed", step, fault.exit_code)
-        self._say(fault.one_line())
-        self._verdict("failed", cause, fault.exit_code, f"why='ups why {path_text(self._run_dir)}'")
+        self.say(fault.one_line())
+        self._verdict("failed", cause, fault.exit_code, f"why='ups why {path_text(self.run_dir)}'")
 
     def _end(self, outcome: str, step: int, code: int) -> None:
-        self._entry.update(ended=time.time(), exits={"0": code}, last_step=step, outcome=outcome, orphans=0)
+        self.entry.update(ended=time.time(), exits={"0": code}, last_step=step, outcome=outcome, orphans=0)
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
         self._look_at_trackers()
-        line, problem = self._file.pronounce(state, cause, exit_code, detail)
-        self._say(line)
+        line, problem = self.file.pronounce(state, cause, exit_code, detail)
+        self.say(line)
         if problem:
-            self._say(f"this verdict could not be written to {path_text(self._file.path)}: {problem}")
+            self.say(f"this verdict could not be written to {path_text(self.file.path)}: {problem}")
         return exit_code
 
 

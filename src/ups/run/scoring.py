@@ -278,10 +278,7 @@ SCORED_TRAJECTORIES = 64
 
 
 def bundle_of_run(
-    run: str,
-    out: Path | None = None,
-    max_trajectories: int = SCORED_TRAJECTORIES,
-    progress: Progress | None = None,
+    run: str, out: Path | None = None, max_trajectories: int = SCORED_TRAJECTORIES, progress: Progress | None = None
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
     trained = load_trained(run)
