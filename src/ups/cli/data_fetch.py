@@ -97,13 +97,9 @@ def _fetch(name: str, out: Path, only: list[str], mirror: str | None, jobs: int,
     if json:
         report(facts)
         return
-    rows = [
-        ("data set", found.name),
-        ("path", path_text(found.path)),
-        ("files", f"{len(found.paths)}, of which {found.num_fetched} were fetched now"),
-        ("size", size_text(found.num_bytes)),
-        ("took", duration_text(time.monotonic() - started)),
-    ]
+    rows = [("data set", found.name), ("path", path_text(found.path))]
+    rows += [("files", f"{len(found.paths)}, of which {found.num_fetched} were fetched now")]
+    rows += [("size", size_text(found.num_bytes)), ("took", duration_text(time.monotonic() - started))]
     say(table(rows))
 
 

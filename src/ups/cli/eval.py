@@ -52,11 +52,13 @@ def evaluate(
     from ups.library.scores import evaluate as evaluate_model
     from ups.run.scoring import score_lines
 
-    named = {name: path for name, _, path in (text.partition("=") for text in data)}
+    named = {}
     for text in data:
-        if not text.partition("=")[0] or not text.partition("=")[2]:
+        name, _, place = text.partition("=")
+        if not name or not place:
             hint = "for example burgers1d=shifted/burgers1d.zarr"
             raise ConfigError(f"--data {text}: that is not TASK=PATH", hint=hint)
+        named[name] = place
     scores = evaluate_model(
         model,
         split=split,

@@ -59,13 +59,11 @@ def import_data(
     return open_data(out)
 
 
-def open_own(
-    source: Any, task: TaskLike | None, *, valid_fraction: float = 0.1, test_fraction: float = 0.1
-) -> tuple[GridReader, list[str]]:
-    """The reader of the user's data, and the names of its files."""
+def open_own(source: Any, task: TaskLike | None, **fractions: Any) -> tuple[GridReader, list[str]]:
+    """The reader of the user's data, and the names of its files; fractions: as in `import_data`."""
     containers, paths = _containers(source)
     described = task if task is not None else description_next_to(paths)
-    reader, guess = _reader(containers, paths, described, valid_fraction=valid_fraction, test_fraction=test_fraction)
+    reader, guess = _reader(containers, paths, described, **fractions)
     if guess is not None:
         rows = [row for row in guess_lines(guess) if row[2].startswith(("guess", "check"))]
         reader.assume([f"{field} {value} ({why})" for field, value, why in rows])
@@ -76,10 +74,8 @@ def _reader(
     containers: Sequence[Container],
     paths: Sequence[Path],
     task: TaskLike | None,
-    *,
     dims: Sequence[str] = (),
-    valid_fraction: float = 0.1,
-    test_fraction: float = 0.1,
+    **fractions: Any,
 ) -> tuple[DescribedReader, Guess | None]:
     """The reader by a description; by a guess, and the guess, where there is none."""
     name = task_name(paths[0]) if len(paths) == 1 else task_name(paths[0].absolute().parent) if paths else "data"
@@ -90,10 +86,7 @@ def _reader(
     elif not isinstance(described, TaskDescription):
         assert described is not None
         described = read_description(described)
-    reader = DescribedReader(
-        containers, described, name=name, valid_fraction=valid_fraction, test_fraction=test_fraction
-    )
-    return reader, guess
+    return DescribedReader(containers, described, name=name, **fractions), guess
 
 
 def _containers(source: Any) -> tuple[list[Container], list[Path]]:
@@ -155,7 +148,7 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
                 f"{description} says already what the dimensions are",
                 hint="correct it there; or remove it, and --dims lets everything else be guessed anew",
             )
-        reader, guess = _reader(containers, paths, description, dims=dims)
+        reader, guess = _reader(containers, paths, description, dims)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if guess is not None:

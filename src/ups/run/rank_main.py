@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.errors import ConfigError, RecipeChangedError, UpsError, exit_code_of_signal
+from ups.errors import RecipeChangedError, UpsError, exit_code_of_signal
 from ups.record.failure import install_from_environment
 from ups.record.log import show_log, write_to_stderr
 from ups.record.run_dir import RunDir
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Run one rank to its end; returns its exit code (0 finished, 128 + signal asked to leave)."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m ups.run.rank_main RUN_DIR\n")
-        return 2
     run_dir = Path(arguments[0]).resolve()
     show_log(write_to_stderr, logging.INFO)
     recorder = install_from_environment(run_dir)
@@ -51,11 +48,8 @@ def read_recipe(run_dir: Path) -> Recipe:
     from ups.config.recipe import resolve
     from ups.record.identity import RunIdentity
 
-    try:
-        changes = json.loads(os.environ.get("UPS_OVERRIDES") or "{}")
-        overrides = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"UPS_OVERRIDES is not a JSON object: {error}") from error
+    changes = json.loads(os.environ.get("UPS_OVERRIDES") or "{}")
+    overrides = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
     recipe = resolve(RunDir(run_dir).config, overrides).recipe
     identity = RunIdentity.from_environment()
     if identity is not None and recipe_identity(recipe) not in identity.recipes:
