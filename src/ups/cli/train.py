@@ -17,7 +17,7 @@ from ups.config.sweep import axes_of
 from ups.errors import ConfigError
 from ups.inference.stored_scores import stored_warnings
 from ups.library.recipe import stage_alone, without_place
-from ups.library.recipe_steps import StepOutput, before_gate
+from ups.library.recipe_steps import before_gate
 from ups.library.run_recipe import StepLines, run_resolved
 from ups.library.sweep import Sweep
 from ups.library.train import Output, Printed, train_resolved
@@ -87,29 +87,33 @@ def _host_info(hosts: int, ranks: int, host: int | None, address: str, interface
     return None
 
 
+class Quiet(Output):
+    """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
+
+    results: Sequence[Mapping[str, Any]] | None = None
+    nothing_to_do = False
+
+    def completed_before(self, run_dir: Path, step: int) -> None:
+        self.nothing_to_do = True
+
+    def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+        self.results = results
+
+    def pronounced(self, line: str) -> None:
+        note(line)
+
+    @contextmanager
+    def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
+        yield note
+
+
 def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: HostInfo | None = None) -> int:
     """Train a resolved recipe and say how it ended; returns the exit code of the run."""
-
-    class Object(Output):
-        """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
-
-        results: Sequence[Mapping[str, Any]] | None = None
-        nothing_to_do = False
-
-        def completed_before(self, run_dir: Path, step: int) -> None:
-            self.nothing_to_do = True
-
-        def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
-            self.results = results
-
-        @contextmanager
-        def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
-            yield note
 
     if not json:
         shown = Printed(say, styled, f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE")
         return train_resolved(resolved, run_dir, ranks, shown, host_info)
-    kept = Object()
+    kept = Quiet()
     code = train_resolved(resolved, run_dir, ranks, kept, host_info)
     report(_facts(run_dir, code, kept.results, nothing_to_do=kept.nothing_to_do))
     return code
@@ -162,12 +166,7 @@ def run(
     do not reach the gate of the recipe, and there is no new bundle.
     """
 
-    class Silent(StepOutput):
-        """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
-
-        def pronounced(self, line: str) -> None:
-            note(line)
-
+    class Silent(Quiet):
         @contextmanager
         def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
             yield before_gate(note, recipe)

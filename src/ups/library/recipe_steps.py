@@ -7,13 +7,12 @@ imports it inside: a call that finds nothing to do never does.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.text import counted, duration_text, last_line, path_text, size_text
 from ups.run.gate import gate_words, judge, read_results
 from ups.run.software import describe
-from ups.run.steps_file import StepRecord, digest, read_steps
+from ups.run.steps_file import digest, read_steps
 from ups.supervise.bucket_mirror import BucketMirror
 from ups.supervise.run_file import GATE_FAILED, TRAINED, hold_run, note_gate, read_run, was_started
 
@@ -48,27 +47,6 @@ logger = logging.getLogger(__name__)
 NOTHING = "-"
 # In the attributes of a store that was imported: a hash of the files that it was made from.
 MADE_FROM = "made_from"
-
-
-class StepOutput(Output):
-    """Keeps silent about steps. `ups run` puts another in its place."""
-
-    @contextlib.contextmanager
-    def working(self, name: str, does: str) -> Iterator[None]:
-        """A step is being done while this is entered."""
-        yield
-
-    def ended(self, record: StepRecord) -> None:
-        """A step was done, or has failed."""
-
-    def pronounced(self, line: str) -> None:
-        """The line of the verdict, after the gate."""
-
-    def unchanged(self, record: StepRecord) -> None:
-        """A step is left out: it was done, and nothing that it depends on has changed."""
-
-    def closing(self, words: str) -> None:
-        """Nothing is left to do, or the training has stopped: what to do next."""
 
 
 def before_gate(say: Callable[[str], None], recipe: Recipe) -> Callable[[str], None]:
@@ -96,7 +74,7 @@ class Job:
     resolved: ResolvedRecipe
     run_dir: Path
     ranks: int
-    output: StepOutput
+    output: Output
     gate_failed: str = ""
     _samples: dict[str, str] = field(default_factory=dict)
     # Hashes of the manifests of directories whose every byte was read in this call: each is read once.

@@ -16,9 +16,9 @@ from ups.config.schema import Recipe
 from ups.config.tracker import by_name
 from ups.errors import GateError, UpsError
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
-from ups.library.recipe_steps import STEPS, Job, Step, StepOutput, StoppedError, before_gate
+from ups.library.recipe_steps import STEPS, Job, Step, StoppedError, before_gate
 from ups.library.run import Run
-from ups.library.train import messages_shown, write_lines
+from ups.library.train import Output, messages_shown, write_lines
 from ups.record.causes import cause_of_error
 from ups.record.run_dir import RunDir
 from ups.record.text import duration_text, path_text
@@ -43,11 +43,11 @@ def run_recipe(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **
     resolved = resolve_recipe(recipe, overrides)
     run_dir = run_dir_for(recipe, resolved)
     with messages_shown(progress):
-        run_resolved(resolved, run_dir, ranks, StepLines() if progress else StepOutput())
+        run_resolved(resolved, run_dir, ranks, StepLines() if progress else Output())
     return Run(run_dir)
 
 
-def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: StepOutput) -> int:
+def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
     """The same for a recipe that is resolved already; returns the exit code.
 
     Raises RunHeldError if another process works on the same run, and UpsError for a step that cannot be done.
@@ -143,7 +143,7 @@ def next_words(job: Job, *, stopped: bool = False) -> str:
 _WIDTH = max(len(step.name) for step in STEPS) + 2
 
 
-class StepLines(StepOutput):
+class StepLines(Output):
     """Results to `write`, by default on standard output; on standard error what a step does, and how far it is."""
 
     def __init__(self, write: Callable[[str], None] = write_lines, styled: Callable[..., str] = plain) -> None:

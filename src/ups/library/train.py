@@ -46,6 +46,7 @@ from ups.run.directory import (
 from ups.run.preflight import check_data, check_machine, memory_available_bytes
 from ups.run.progress_line import MetricsFollower, ProgressLine, plain
 from ups.run.restoring import restore_run
+from ups.run.steps_file import StepRecord
 from ups.supervise.bucket_mirror import BucketMirror, check_mirror
 from ups.supervise.fault import MICRO_BATCH_SIZE
 from ups.supervise.follower import follow
@@ -320,7 +321,7 @@ def _start_here(
 
 
 class Output:
-    """Keeps silent. `ups train` and `progress=True` put others in its place."""
+    """Keeps silent. `ups train`, `ups run` and `progress=True` put others in its place."""
 
     def completed_before(self, run_dir: Path, step: int) -> None:
         """There is nothing to do: the run was completed by an earlier start."""
@@ -340,6 +341,23 @@ class Output:
     def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
         """Show progress while entered; gives the function that takes what is done, how much of it, of how much."""
         yield None
+
+    @contextlib.contextmanager
+    def working(self, name: str, does: str) -> Iterator[None]:
+        """A step is being done while this is entered."""
+        yield
+
+    def ended(self, record: StepRecord) -> None:
+        """A step was done, or has failed."""
+
+    def pronounced(self, line: str) -> None:
+        """The line of the verdict, after the gate."""
+
+    def unchanged(self, record: StepRecord) -> None:
+        """A step is left out: it was done, and nothing that it depends on has changed."""
+
+    def closing(self, words: str) -> None:
+        """Nothing is left to do, or the training has stopped: what to do next."""
 
 
 def write_lines(text: str) -> None:

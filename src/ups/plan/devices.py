@@ -18,9 +18,8 @@ import json
 import math
 import os
 import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -194,17 +193,12 @@ def this_cpu() -> Device:
 
 
 def _one_pass(pieces: nn.Module, sizes: list[Tensor]) -> Watch:
-    watch = Watch(_timed)
+    watch = Watch()
     with watch:
         for x in sizes:
             pieces(x).backward()
     pieces.zero_grad(set_to_none=True)
     return watch
-
-
-def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.process_time()
-    return run(), time.process_time() - started
 
 
 # Of one GPU: 419 unexpected interruptions of 16,384 H100 in 54 days ("The Llama 3 Herd of Models", 2024).

@@ -7,8 +7,8 @@ keeps it. It works on fake tensors (`ups.plan.rehearsal`) and on real ones: the 
 from __future__ import annotations
 
 import math
+import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,18 +33,14 @@ class Operation:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, operations are listed and live bytes followed; `mark` reads and restarts the peak.
+    """Inside, operations are listed with CPU time, and live bytes followed; `mark` reads and restarts the peak."""
 
-    around: called as around(run) -> (result, seconds) to measure each operation as well.
-    """
-
-    def __init__(self, around: Callable[[Callable[[], Any]], tuple[Any, float]] | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.seconds: list[float] = []
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._around = around
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,10 +49,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)  # a question about a tensor, of which ghosts are asked many
-        if self._around is None:
-            out, seconds = func(*args, **kwargs), 0.0
-        else:
-            out, seconds = self._around(lambda: func(*args, **kwargs))
+        started = time.process_time()
+        out = func(*args, **kwargs)
+        seconds = time.process_time() - started
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         for tensor in results:
             self.hold(tensor)

@@ -13,8 +13,9 @@ from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import GateCondition
 from ups.errors import DataError, RunHeldError
 from ups.library import run_recipe
-from ups.library.recipe_steps import Job, Step, StepOutput, before_gate
+from ups.library.recipe_steps import Job, Step, before_gate
 from ups.library.run_recipe import StepLines
+from ups.library.train import Output
 from ups.record.identity import file_sha256
 from ups.run.steps_file import read_steps
 from ups.supervise.run_file import hold_steps
@@ -64,10 +65,10 @@ class Place:
             after_failed_gate=not good,
         )
 
-    def run(self, output: StepOutput | None = None) -> tuple[int, list[str]]:
+    def run(self, output: Output | None = None) -> tuple[int, list[str]]:
         """Exit code, and which steps were done."""
         self.done = []
-        return run_recipe.run_resolved(self.resolved, self.run_dir, 1, output or StepOutput()), self.done
+        return run_recipe.run_resolved(self.resolved, self.run_dir, 1, output or Output()), self.done
 
     def outcomes(self) -> dict[str, str]:
         return {record.name: record.outcome for record in read_steps(self.run_dir)}
