@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import math
 import os
 import sys
@@ -19,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO, TypeGuard
 
 from ups.record.files import open_regular
@@ -59,12 +57,10 @@ class ProgressLine:
     def __enter__(self) -> Self:
         self._last = 0.0 if self._live else time.monotonic()
         if not self._quiet:
-            self._exit.enter_context(log_shown_by(self._message))
+            self._exit.enter_context(log_shown_by(lambda record: self._above(short_line(record))))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
         with self._lock:
             self._write(self._erased())
@@ -155,9 +151,6 @@ class ProgressLine:
             sys.stdout.write(printable(text, keep=_KEPT) + "\n")
             sys.stdout.flush()
 
-    def _message(self, record: logging.LogRecord) -> None:
-        self._above(short_line(record))
-
     def _stamp(self) -> str:
         """The time of a line in a log; '' on a terminal, where the line is about to vanish."""
         return "" if self._live else time.strftime("%Y-%m-%d %H:%M:%S  ")
@@ -215,9 +208,7 @@ class MetricsFollower:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join(5)
 
@@ -264,13 +255,9 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
         if not scores:
             return ""
         return f"valid step {row.get('step', '?')}  " + "  ".join(_validation(scores))
-    number = int(row.get("stage", 0))
+    number, done, total = (int(row.get(name, 0)) for name in ("stage", "stage_step", "stage_steps"))
     name = stages[number] if number < len(stages) else str(number)
-    done, total, rate = (
-        int(row.get("stage_step", 0)),
-        int(row.get("stage_steps", 0)),
-        float(row["steps_per_second"] or 0),
-    )
+    rate = float(row["steps_per_second"] or 0)
     parts = [f"stage {number + 1}/{len(stages)} {name}", f"step {done}/{total or '?'}"]
     if _is_number(row.get("loss")):
         parts.append(f"loss {row['loss']:.4g}")
