@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +113,13 @@ class Run:
 
     def report(self, *, split: str = "test") -> Path:
         """Score the newest checkpoint and write the report of `ups eval`; returns its page."""
-        from ups.library.scores import evaluate
+        from ups.run.scoring import report_folder, score, write_scores
+        from ups.run.trained import load_trained
 
-        return evaluate(self, split).write(page=True)[-1]
+        trained, began = load_trained(str(self.path)), time.monotonic()
+        results = score(trained, split=split)
+        seconds = time.monotonic() - began
+        return write_scores(report_folder(self.path), trained, results, page=True, scoring_seconds=seconds)[-1]
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, state={self.state!r})"
