@@ -222,6 +222,6 @@ EXIT_CODES: dict[int, str] = {
     11: "run held: another process is at work on this run; nothing was touched",
     12: "instance left: a rented machine may still be there and cost money; the message names it",
     130: "interrupted from the keyboard",
-    141: "nobody reads the output any more (closed pipe)",
+    141: "the reader of the output is gone (closed pipe)",
     143: "asked to leave (SIGTERM): saved and stopped",
 }

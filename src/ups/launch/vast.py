@@ -9,12 +9,12 @@ deadline, sees when the run has ended, and destroys the machine with the key tha
 from __future__ import annotations
 
 import base64
+import lzma
 import re
 import secrets
 import shlex
 import signal
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +41,8 @@ from ups.record.run_dir import RunDir
 
 # What Vast takes as a start script.
 MAX_CHARACTERS = 4048
+# Shorter for texts than zlib or the usual settings of lzma.
+_PACKING = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
 # After the end of the run: so long the launcher may fetch the results.
 COLLECT_SECONDS = 600
 # Where lines go that `vastai logs` shows.
@@ -56,7 +58,8 @@ def ended(log: str) -> tuple[int, bool] | None:
 
 def onstart(machine: RentedJob) -> str:
     """The start script. Raises ConfigError if Vast would cut it."""
-    packed = base64.b85encode(zlib.compress(f"{watch(machine)}\0{job(machine)}".encode(), 9)).decode()
+    texts = f"{watch(machine)}\0{job(machine)}".encode()
+    packed = base64.b85encode(lzma.compress(texts, lzma.FORMAT_ALONE, filters=_PACKING)).decode()
     text = _START.replace("@PLACE", PLACE).replace("@PACKED", packed)
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
@@ -101,7 +104,7 @@ def job(machine: RentedJob) -> str:
 # The key is in the environment, and on no command line. An image without Python is destroyed at once. What writes
 # main.pid goes on while the watchdog starts: a file that is still empty says nothing.
 _START = r"""#!/usr/bin/env bash
-# Written by `ups launch vast`: first what destroys this machine, then what it does; both are packed below.
+# Written by `ups launch vast`: packed below are what destroys this machine, and what it does.
 set -u
 export HOME="${HOME:-/root}"
 mkdir -p "$HOME/@PLACE" && cd "$HOME/@PLACE" || exit 5
@@ -111,8 +114,8 @@ done
 export URL="${VAST_URL:-https://console.vast.ai}/api/v0/instances/$CONTAINER_ID/"
 rm -f main.pid
 python3 - <<'PACKED'
-import base64, zlib
-texts = zlib.decompress(base64.b85decode("@PACKED")).decode().split("\0")
+import base64, lzma
+texts = lzma.decompress(base64.b85decode("@PACKED")).decode().split("\0")
 for name, text in zip(("watch.sh", "job.sh"), texts): open(name, "w").write(text)
 PACKED
 until [ -s watch.sh ]; do
