@@ -306,7 +306,7 @@ def step_cost(stepper: Any, reader: Any, plan: Any, split: str, rows: int = 64, 
     import torch
 
     from ups.evaluation.rollout import read_inputs
-    from ups.models.flow import STUDENT, Step, corrected, noise_of
+    from ups.models.flow import STUDENT, PredictedStep, corrected, noise_of
 
     batch, _ = read_inputs(reader, split, range(rows), plan, torch.device("cpu"), torch.float32)
     noise = noise_of(batch, 0, 0)
@@ -316,7 +316,7 @@ def step_cost(stepper: Any, reader: Any, plan: Any, split: str, rows: int = 64, 
             began = time.process_time()
             predicted = stepper.predict(batch)
             stepped = time.process_time()
-            corrected(stepper, STUDENT, Step(batch, predicted), noise)
+            corrected(stepper, STUDENT, PredictedStep(batch, predicted), noise)
             ratios.append((time.process_time() - began) / (stepped - began))
     return statistics.median(ratios[1:])
 

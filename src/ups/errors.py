@@ -95,7 +95,7 @@ class DiskFullError(MachineError, cause="disk_full"):
 
 
 class FetchRefusedError(MachineError, cause="fetch_refused"):
-    """A server does not give a file: it is not there, or not for everybody."""
+    """The server refused the file: it does not exist or needs authorization."""
 
 
 class FetchUnavailableError(MachineError, cause="fetch_unavailable"):
@@ -117,7 +117,7 @@ class MissingExtraError(MachineError, cause="missing_extra"):
     def of(cls, extra: str, package: str, feature: str) -> MissingExtraError:
         return cls(
             f"{feature} needs the package '{package}', which is not installed",
-            hint=f"pip install 'universal-simulator[{extra}]'",
+            hint=f"in the checkout: pip install '.[{extra}]'",
         )
 
 

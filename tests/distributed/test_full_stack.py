@@ -102,7 +102,7 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     again = load_trained(str(ups.fit(alone.recipe, progress=False).path))
     assert set(again.stepper.networks) == {"operator", "flow", "student", "steady"}
 
-    # Fine-tuning goes on with the stage that trained what predicts the task of the data, and with its network.
+    # Fine-tuning continues with the stage that trained what predicts the task of the data, and with its network.
     for task, stage in (("wave1d", "operator"), ("darcy2d", "steady")):
         limits = {"stages__0__steps": 1, "stages__0__budget_seconds": None, "run__dir": str(tmp_path / f"tuned-{task}")}
         tuned = ups.finetune_recipe(run.path, tmp_path / f"{task}.zarr", **limits)

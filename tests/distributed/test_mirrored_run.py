@@ -1,4 +1,4 @@
-"""`ups train` with a mirror: a run whose directory is gone goes on from the bucket, and ends with the same bytes."""
+"""`ups train` with a mirror: a run whose directory is gone continues from the bucket, and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Pat
     wait_for_step(url, INTERVAL, process)
     lose(process, run_dir)
     output = finish(train(folder, run_dir.name, url, ranks))
-    assert f"{run_dir} was empty: the run goes on from checkpoint" in output, output
+    assert f"{run_dir} was empty: the run continues from checkpoint" in output, output
     assert trained(run_dir) == undisturbed(folder, ranks)
     document = read_run(run_dir)
     assert len(document["attempts"]) == 2
@@ -171,7 +171,7 @@ def _comes_back_without_a_wrong_byte(folder: Path, run_dir: Path, url: str, expe
     shutil.rmtree(run_dir)
     output = finish(train(folder, run_dir.name, url))
     assert f"checkpoint {STEPS} in the bucket is not used" in output, output
-    assert f"goes on from checkpoint {STEPS - INTERVAL}" in output, output
+    assert f"continues from checkpoint {STEPS - INTERVAL}" in output, output
     assert trained(run_dir) == expected
     assert bytes(obstore.get(bucket.store, key).bytes()) != bytes(content)
 

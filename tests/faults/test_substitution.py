@@ -1,4 +1,4 @@
-"""A run goes on, and is called completed, only with its own checkpoints, recipe, statistics and data.
+"""A run continues, and is called completed, only with its own checkpoints, recipe, statistics and data.
 
 Everything that is planted here is whole: every hash fits. What is missing is that it belongs to the run.
 """

@@ -83,5 +83,5 @@ def test_a_picture_is_refused_before_any_work_with_the_name_of_the_extra(
     assert done.returncode == 5, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: missing_extra: ")
-    assert "pip install 'universal-simulator[report]'" in line
+    assert "in the checkout: pip install '.[report]'" in line
     assert not (desk / "unwanted.zarr").exists()

@@ -34,7 +34,8 @@ def unexplained(line: str, num_models: int = 1) -> list[str]:
     line = re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", line)  # when a line of progress was written
     rest = re.sub(r"^valid step \d+", "", line)
     rest = re.sub(r"^\S+: \d+ trajectories(, \d+ steps)?, ", "", rest)  # head of a comparison
-    rest = re.sub(r"\(\d+ steps\)|, not significantly better: on \d+ of \d+ trajectories", "", rest)
+    rest = re.sub(r"\(\d+ steps\)|, better on \d+ of \d+ trajectories", "", rest)
+    rest = rest.replace("; fewer than 6 cannot be significant", "")
     rest = re.sub(rf"minus \S+: {NUMBER} \[{NUMBER}, {NUMBER}\]", "", rest)  # held against another model
     rest = re.sub(rf"one_step {NUMBER} \({REFERENCE} {NUMBER}", "", rest)  # validation
     # a row of a table: one number for each model, then that of the reference with its name, then their ratio

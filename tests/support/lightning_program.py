@@ -2,7 +2,7 @@
 for every rank but the first.
 
 Writes OUT.json with the losses of all steps of each stage, and OUT.npy with the weights at the end. STOP_AT: the first
-stage is left after that many steps, and goes on from Lightning's checkpoint in a new Trainer.
+stage is left after that many steps, and continues from Lightning's checkpoint in a new Trainer.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _recipe(
     folder: Path, tasks: list[dict[str, Any]], engine: Mapping[str, Any], steps: int, variant: Mapping[str, Any]
 ) -> Recipe:
     joint = variant.get("joint", False)
-    if joint:  # tasks share a micro-batch, have blocks of unequal size, and are weighed by what they have reached
+    if joint:  # tasks share a micro-batch, have blocks of unequal size, and have balanced losses
         tasks = [task | ({"batch_size": BATCH_SIZE // 2} if number else {}) for number, task in enumerate(tasks)]
     model = MODELS["multiscale" if joint else variant.get("model", "latent_operator")]
     stage: dict[str, Any] = {

@@ -10,7 +10,9 @@ import pytest
 
 from ups import registry
 from ups.config.recipe import resolve
+from ups.config.sweep import axes_of
 from ups.errors import ConfigError, PluginError
+from ups.library.sweep import Sweep
 from ups.registry import LOSSES, SCRIPT, record_scripts, use_recorded_scripts, use_script
 
 LOSS = """
@@ -58,6 +60,13 @@ def test_a_script_adds_a_loss_that_a_recipe_can_name(script: Path, tmp_path: Pat
     assert resolve(tmp_path / "r.yaml").recipe.stages[0].model_dump()["loss"] == "l1"
     origin = LOSSES.origin("l1")
     assert (origin.distribution, len(origin.version)) == ("script loss.py", 12)
+
+
+def test_the_runs_of_a_sweep_start_with_the_same_script(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    use_script(script)
+    sweep = Sweep(str(tmp_path / "r.yaml"), [], axes_of(["run.seed=[0, 1]"]), scripts=[str(script)])
+    assert sweep._command[-2:] == ["--plugin", str(script)]
 
 
 def test_a_run_directory_brings_its_scripts(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

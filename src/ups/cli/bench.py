@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, SetOption, new_app
+from ups.cli.options import JsonOption, PluginOption, SetOption, new_app
 from ups.cli.output import note, report, say
 from ups.errors import ConfigError
 
@@ -34,6 +34,7 @@ def bench(
     ] = [],  # noqa: B006 - typer copies it
     out: Annotated[str, typer.Option(help="Directory for runs and results. [default: runs/NAME-bench]")] = "",
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
     # Options of the protocol, which was part of this command: known for one version, to say where it is.
     task: Annotated[list[str], typer.Option(hidden=True)] = [],  # noqa: B006

@@ -28,7 +28,7 @@ from ups.run.progress_line import ProgressLine
 if TYPE_CHECKING:
     from ups.doctor.examine import Verdict
     from ups.doctor.other_python import Comparison
-    from ups.doctor.trials import Outcome
+    from ups.doctor.trials import TrialOutcome
 
 app = new_app()
 
@@ -135,7 +135,7 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
 
     with ProgressLine(quiet=as_json) as line, _prepared(recipe, ranks, overrides, steps, line) as (trials, variant):
 
-        def ended(outcome: Outcome) -> None:
+        def ended(outcome: TrialOutcome) -> None:
             line.clear()
             mark = styled("ok    ", "green") if outcome.ok else styled("FAILS ", "bold", "red")
             found = "" if outcome.failed is None else f": {outcome.failed.says}"

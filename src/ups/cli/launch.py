@@ -42,7 +42,7 @@ def skypilot(
         typer.Option("--ranks-per-node", min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1."),
     ] = None,
     spot: Annotated[
-        bool, typer.Option("--spot", help="Machines that may be taken away; the run goes on on others.")
+        bool, typer.Option("--spot", help="Machines that may be taken away; the run continues on others.")
     ] = False,
     infra: Annotated[
         str, typer.Option("--infra", metavar="WHERE", help="Such as aws/us-east-1; default anywhere.")
@@ -293,7 +293,7 @@ def launch() -> None:
     """Start a run on a cluster, by its scheduler, or on rented machines."""
 
 
-@app.command(short_help="Submit a run to Slurm, which goes on when its time is up.")
+@app.command(short_help="Submit a run to Slurm; it is queued again when its time is up.")
 def slurm(
     recipe: RecipeArgument,
     time: Annotated[str, typer.Option("--time", metavar="TIME", help="Limit of a job, such as 24:00:00.")],
@@ -319,7 +319,7 @@ def slurm(
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
-    """Submit a run to Slurm; when its time is up it saves, is queued again and goes on.
+    """Submit a run to Slurm; when its time is up it saves, is queued again and continues.
 
     Script and output are in RUN/launch; `ups status` and `ups why` work on every host that sees the run directory.
     """

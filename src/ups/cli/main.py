@@ -50,7 +50,7 @@ from ups.record.log import show_log
 
 def show_version(*, verbose: bool, as_json: bool) -> None:
     """Print the version; `verbose` adds Python, the core libraries, the extras and the parts."""
-    from ups.run.software import DISTRIBUTION, describe, parts
+    from ups.run.software import describe, parts
 
     found: dict[str, Any] = describe() | {"parts": parts()} if verbose else {"ups": ups.__version__}
     if as_json:
@@ -68,7 +68,7 @@ def show_version(*, verbose: bool, as_json: bool) -> None:
     say(f"{styled('Extras', 'bold')}\n{table(rows) if rows else '  (the package metadata lists none)'}\n")
     say(f"{styled('Parts', 'bold')}\n{table(_part_rows(found['parts']))}")
     if missing:
-        say(f"\nAdd one with: pip install '{DISTRIBUTION}[{missing[0]}]'")
+        say(f"\nAdd one in the checkout: pip install '.[{missing[0]}]'")
 
 
 def _part_rows(parts: list[dict[str, str]]) -> list[tuple[str, ...]]:

@@ -260,12 +260,12 @@ def _track() -> None:
 def sync(run: RunArgument, json: JsonOption = False) -> None:
     """Send each tracker of a run the rows that it does not have, the report, and how the run ended.
 
-    For a tracker that was down, a supervisor that was killed, or a report that was written later. A run that goes on
-    is fed by its own processes.
+    For a tracker that was down, a supervisor that was killed, or a report that was written later. The processes of
+    a run that is still running feed its trackers.
     """
     run_dir = find_run(run)
     if read_run(run_dir)["state"] == "running":
-        raise RunHeldError(f"{run_dir} goes on, and feeds its trackers itself", hint="see `ups status`")
+        raise RunHeldError(f"{run_dir} is still running, and feeds its trackers itself", hint="see `ups status`")
     trackers = resolve(RunDir(run_dir).config).recipe.tracking.trackers
     if not trackers:
         raise ConfigError(f"the recipe of {run_dir} names no tracker", hint="see tracking.trackers in docs/trackers.md")

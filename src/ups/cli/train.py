@@ -62,7 +62,7 @@ def train(
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
-    """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is.
+    """Train a recipe on one or many ranks, supervised; an interrupted run continues where its last checkpoint is.
 
     A completed run is left as it is; with more steps in its last stage it is trained longer. A stage that is trained
     alone is a run of its own next to the first one, such as runs/NAME-corrector.
@@ -162,8 +162,8 @@ def run(
 ) -> None:
     """From a recipe to a gated bundle: data, validate, doctor, plan, train, evaluate, gate, bundle, report.
 
-    A step is left out when nothing that it depends on has changed; an interrupted one goes on. Exit code 9: the scores
-    do not reach the gate of the recipe, and there is no new bundle.
+    A step is skipped when nothing that it depends on has changed; an interrupted one continues. Exit code 9: the
+    scores do not reach the gate of the recipe, and there is no new bundle.
     """
 
     class Silent(Quiet):
@@ -206,6 +206,7 @@ def sweep(
         typer.Option(metavar="OPTIONS", help="Submit an array, with these options of `ups launch slurm`: '--time 30'."),
     ] = "",
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Train a recipe with each combination of values, supervised; a table at the end.
@@ -217,13 +218,15 @@ def sweep(
     import sys
 
     if slurm:
-        if jobs > 1 or ranks > 1:
-            raise ConfigError("--jobs and --ranks are for this host", hint="use --slurm '--ranks-per-node 8 ...'")
+        if jobs > 1 or ranks > 1 or plugin:
+            raise ConfigError(
+                "--jobs, --ranks and --plugin are for this host", hint="use --slurm '--ranks-per-node 8 ...'"
+            )
         named = [word for name, texts in (("--over", over), ("--set", set)) for text in texts for word in (name, text)]
         words = ["slurm", recipe, *slurm.split(), *named, *(["--json"] if json else [])]
         typer.main.get_command(launch).main(words, prog_name="ups launch", standalone_mode=False)
         return
-    work = Sweep(recipe, set, axes_of(over), ranks)
+    work = Sweep(recipe, set, axes_of(over), ranks, scripts=plugin)
     with ProgressLine() as line:
         code = work.run(jobs, line)
     rows = work.rows()
@@ -256,6 +259,7 @@ def finetune(
     ] = None,
     ranks: RanksOption = 1,
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Train the model of a bundle on DATA, from its weights, and leave a bundle of the new model.

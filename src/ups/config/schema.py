@@ -55,7 +55,7 @@ class GateCondition(Section):
     at_most: float | None = setting(None, "The condition holds up to this value.")
     at_least: float | None = setting(None, "The condition holds from this value on.")
     relative_to: Literal["persistence", "training mean", "linear extrapolation", "best"] | None = setting(
-        None, "Limits count times the same score of this reference; best: of those that learned nothing."
+        None, "Limits count times the same score of this reference; best: the best baseline."
     )
     tasks: list[str] | None = setting(
         None, "Tasks that it holds for; default every task that has such a score.", min_length=1, max_length=1000
@@ -307,8 +307,8 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where there is one.", may_change=True)
     backend: Literal["auto", "gloo", "nccl"] = setting(
         "auto",
-        "What sends tensors between ranks; auto: nccl for CUDA, else gloo. gloo with CUDA is slow, and tells whether "
-        "NCCL is to blame.",
+        "What sends tensors between ranks; auto: nccl for CUDA, else gloo. gloo with CUDA is slow; use it to test "
+        "whether NCCL causes a failure.",
         may_change=True,
     )
     precision: Literal["float32", "bfloat16", "float64"] = setting(
@@ -373,9 +373,9 @@ class CheckpointConfig(Section):
 
     interval_steps: int = setting(500, "Steps between checkpoints; the last step is always saved.", unit="steps", ge=1)
     keep: int = setting(3, "Checkpoints that stay.", unit="checkpoints", ge=1, le=10_000)
-    asynchronous: bool = setting(True, "Write while training goes on; the loop stops only for the copy.")
+    asynchronous: bool = setting(True, "Write while training continues; the loop waits only for the copy.")
     mirror: str | None = setting(
-        None, "Place in a bucket that gets a copy of the run while it goes on: s3://BUCKET/PREFIX, one for each run."
+        None, "Place in a bucket that gets a copy of the run while it is running: s3://BUCKET/PREFIX, one for each run."
     )
 
     @field_validator("mirror")

@@ -158,7 +158,7 @@ class PartSection(Section):
         for name in sorted(cls.registry.names(), key=lambda name: name != cls.default_type):
             try:
                 found[name] = cls.settings_of(name)
-            except PluginError:  # a broken package disturbs only who names its part
+            except PluginError:  # a broken plugin fails only recipes that use it
                 continue
         return found
 

@@ -12,7 +12,7 @@ from ups.config.setting import REQUIRED, PartName, PartSection, Section, section
 from ups.registry import LOSSES, OPTIMIZERS, SCHEDULES, STAGES
 
 _AUGMENT = "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
-_BALANCE = "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike"
+_BALANCE = "Loss balancing between tasks: 0 none; 1 counts equal relative improvements equally"
 _UPDATE_RULE = "Update rule; muon is for the matrices of a network, with adamw for everything else."
 _MATRIX_RATE = "Peak learning rate of the matrices when type is 'muon'; the schedule is the same."
 _CLIP_NORM = "Largest global gradient norm; 0 turns this limit off."
@@ -346,7 +346,7 @@ class CorrectorStageConfig(StageConfig):
     type: Literal["corrector"] = setting("corrector", "Which stage this is.")
     kind: Literal["ensemble", "flow"] = setting(
         "flow",
-        "flow: a second network draws what the operator's step leaves over, by flow matching, at rates 2e-3 and 5e-3 "
+        "flow: a second network samples the residual of the frozen operator, by flow matching, at rates 2e-3 and 5e-3 "
         "where optim names none; the operator stays as it is. ensemble: the operator trained on, with noise in its "
         "condition, by almost fair CRPS, at 1.5e-4 and 3.75e-4.",
     )

@@ -44,7 +44,7 @@ def content_sample(paths: Sequence[str | Path]) -> tuple[str, int]:
         while at < len(blocks) and blocks[at] < end:
             pieces.append((max(blocks[at], begin) - begin, min(blocks[at] + BLOCK_BYTES, end) - begin))
             if blocks[at] + BLOCK_BYTES > end:
-                break  # it goes on in the next file
+                break  # it continues in the next file
             at += 1
         begin = end
         if pieces:

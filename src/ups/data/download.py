@@ -301,7 +301,7 @@ class Answer:
     total: int | None
     validator: str
     body: IO[bytes]
-    watch: Watch
+    watch: StallWatch
 
     def read(self) -> bytes:
         """The next bytes; b'' at the end. Raises TryAgainError if the connection is cut or stalls, KeyboardInterrupt
@@ -335,7 +335,7 @@ def request(
     if start and validator:
         headers["If-Range"] = validator
     asked = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme is checked by the opener
-    watch = Watch(STALL_SECONDS, stop)
+    watch = StallWatch(STALL_SECONDS, stop)
     try:
         opener = urllib.request.build_opener(_Redirects, *_handlers(watch))
         response = opener.open(asked, timeout=STALL_SECONDS)
@@ -362,7 +362,7 @@ def shown(url: str) -> str:
     return printable(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
 
 
-def _understood(response: Any, url: str, start: int, validator: str, watch: Watch) -> Answer:
+def _understood(response: Any, url: str, start: int, validator: str, watch: StallWatch) -> Answer:
     headers = response.headers
     kind = headers.get_content_type()
     if kind in ("text/html", "application/xhtml+xml") or headers.get("Content-Encoding", "identity") != "identity":
@@ -428,7 +428,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 POLL_SECONDS = 0.2
 
 
-class Watch:
+class StallWatch:
     """When reads end. stop: set by whoever wants them to end at once, which they do with KeyboardInterrupt."""
 
     def __init__(self, seconds: float, stop: threading.Event | None = None) -> None:
@@ -448,7 +448,7 @@ class Watch:
             raise TimeoutError("the deadline has passed")
 
 
-def _handlers(watch: Watch) -> Iterator[urllib.request.BaseHandler]:
+def _handlers(watch: StallWatch) -> Iterator[urllib.request.BaseHandler]:
     """For an opener of urllib whose answers are read under a watch; each answer's header has the whole time anew."""
     http_, https = urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()
     for handler, name, kind in (
@@ -459,7 +459,7 @@ def _handlers(watch: Watch) -> Iterator[urllib.request.BaseHandler]:
         yield handler
 
 
-def _connecting(kind: type[http.client.HTTPConnection], watch: Watch) -> Callable[..., http.client.HTTPConnection]:
+def _connecting(kind: type[http.client.HTTPConnection], watch: StallWatch) -> Callable[..., http.client.HTTPConnection]:
     def connect(host: str, **options: Any) -> http.client.HTTPConnection:
         connection = kind(host, **options)
         connection.response_class = functools.partial(_Response, watch=watch)  # type: ignore[assignment]
@@ -469,7 +469,7 @@ def _connecting(kind: type[http.client.HTTPConnection], watch: Watch) -> Callabl
 
 
 class _Response(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, watch: Watch, **options: Any) -> None:
+    def __init__(self, sock: socket.socket, *args: Any, watch: StallWatch, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         watch.renew()
         self.fp = io.BufferedReader(_Reads(sock, self.fp.detach(), watch))
@@ -478,7 +478,7 @@ class _Response(http.client.HTTPResponse):
 class _Reads(io.RawIOBase):
     """The bytes of a socket. owner: what keeps the socket open, and closes it."""
 
-    def __init__(self, sock: socket.socket, owner: io.RawIOBase, watch: Watch) -> None:
+    def __init__(self, sock: socket.socket, owner: io.RawIOBase, watch: StallWatch) -> None:
         self._socket, self._owner, self._watch = sock, owner, watch
 
     def readable(self) -> bool:

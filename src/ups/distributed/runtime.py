@@ -4,7 +4,7 @@
 process is left to `environment.py`; how a model is spread over ranks to `strategies.py`; decisions to `agreement.py`.
 
 Three groups, always apart: the default one (device tensors), a gloo group for control flags, and a gloo group for
-checkpoints, which a background thread uses while training goes on. A group shared with training would race.
+checkpoints, which a background thread uses while training continues. A group shared with training would race.
 """
 
 from __future__ import annotations

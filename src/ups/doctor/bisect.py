@@ -22,7 +22,7 @@ from ups.doctor.trials import (
     TRIAL_SECONDS,
     Change,
     Kind,
-    Outcome,
+    TrialOutcome,
     Trials,
     Variant,
     alone,
@@ -48,9 +48,9 @@ class Finding:
     not_tried: parts for which there was no time. smallest: a recipe that still fails, with `ranks` ranks.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TrialOutcome] = field(default_factory=list)
     kind: Kind = "opened"
-    failure: Outcome | None = None
+    failure: TrialOutcome | None = None
     needs: list[str] = field(default_factory=list)
     simplified: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Finding:
     smallest: Path | None = None
     ranks: int = 1
     # Of the last trial that failed in the same way: the simplest one.
-    last: Outcome | None = None
+    last: TrialOutcome | None = None
 
     @property
     def failed(self) -> Verdict | None:
@@ -79,7 +79,7 @@ class Bisection:
         trials: Trials,
         variant: Variant,
         limit_seconds: float,
-        on_outcome: Callable[[Outcome], None] | None = None,
+        on_outcome: Callable[[TrialOutcome], None] | None = None,
     ) -> None:
         self._trials, self._variant = trials, variant
         self._ends = time.monotonic() + limit_seconds
@@ -121,7 +121,7 @@ class Bisection:
                 return True
         return False
 
-    def _try(self, variant: Variant, label: str) -> Outcome:
+    def _try(self, variant: Variant, label: str) -> TrialOutcome:
         left = self._ends - time.monotonic()
         if left <= 0:
             raise _OutOfTimeError
@@ -164,7 +164,7 @@ class Bisection:
         the others fail without it.
         """
         everything = names = tuple(task_names(self._variant))
-        tried: dict[tuple[str, ...], tuple[Variant, Outcome] | None] = {}
+        tried: dict[tuple[str, ...], tuple[Variant, TrialOutcome] | None] = {}
 
         def fails(chosen: tuple[str, ...]) -> bool:
             """Whether these tasks alone fail in the same way; other failures count as no."""
@@ -192,7 +192,7 @@ class Bisection:
         assert smallest is not None
         self._variant, self.finding.last = smallest
 
-    def _same_failure_of(self, tasks: Sequence[str]) -> tuple[Variant, Outcome] | None:
+    def _same_failure_of(self, tasks: Sequence[str]) -> tuple[Variant, TrialOutcome] | None:
         assert self.finding.failure is not None
         variant = only_tasks(self._variant, tasks)
         outcome = None if variant is None else self._try(variant, f"tasks: {', '.join(tasks)}")
@@ -243,7 +243,7 @@ def place_of(finding: Finding) -> dict[str, Any]:
     return found
 
 
-def _standing(outcome: Outcome) -> dict[str, Any] | None:
+def _standing(outcome: TrialOutcome) -> dict[str, Any] | None:
     """The module in which a rank stood still or was ended, by what it wrote on its way."""
     stalled = outcome.cause == "stalled"
     behind = _behind(outcome.places) if stalled else None

@@ -24,7 +24,7 @@ from ups.doctor.checks import CHECK_PROGRAMS, Check, CheckProgram
 from ups.record import processes
 from ups.record.causes import cause_of_exit, causes_first, is_cascade_text, signal_name
 from ups.record.failure import location_of_dump
-from ups.record.run_dir import RunDir
+from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.attempt import Launcher
 from ups.supervise.options import Options
 
@@ -294,7 +294,7 @@ def write_assignment(examination: Examination, work_dir: Path) -> None:
     """What the checks read."""
     recipe = ""
     if examination.recipe_text is not None:
-        recipe = str(work_dir / "config.yaml")
+        recipe = str(work_dir / CONFIG_NAME)
         Path(recipe).write_text(examination.recipe_text)
     document = {"recipe": recipe, "run_dir": str(examination.run_dir), "ranks": examination.ranks}
     (work_dir / "assignment.json").write_text(json.dumps(document))

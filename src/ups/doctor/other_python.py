@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ups.doctor.examine import Verdict
-from ups.doctor.trials import NUMBERS_NAME, TRIAL_SECONDS, Kind, Outcome, Trials, Variant, engine
+from ups.doctor.trials import NUMBERS_NAME, TRIAL_SECONDS, Kind, TrialOutcome, Trials, Variant, engine
 from ups.errors import MachineError
 
 # A quantity that is no number.
@@ -79,7 +79,7 @@ class Comparison:
 
     here: dict[str, Any]
     there: dict[str, Any]
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TrialOutcome] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     first: dict[str, Any] | None = None
     failed: tuple[str, Verdict] | None = None

@@ -25,10 +25,10 @@ from ups.config.schema import Recipe
 from ups.doctor.checks import CHECK_PROGRAMS, OPENED, REHEARSAL, CheckProgram
 from ups.doctor.examine import Examination, Verdict, run_checks, write_assignment
 from ups.errors import UpsError
+from ups.record.run_dir import RunDir
 
 SETTINGS_NAME = "rehearsal.json"
 NUMBERS_NAME = "numbers.json"
-STATISTICS_NAME = "statistics.json"
 PLACE_NAME = "place_{}.json"
 # Of a trial, unless less is left of the whole time.
 TRIAL_SECONDS = 600.0
@@ -59,7 +59,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How a trial ended. `failed` is the first verdict that is not well; places: where each rank was last."""
 
     label: str
@@ -81,7 +81,7 @@ class Outcome:
     def facts(self) -> dict[str, Any]:
         return self.failed.facts if self.failed else {}
 
-    def same_failure(self, other: Outcome) -> bool:
+    def same_failure(self, other: TrialOutcome) -> bool:
         """Whether both failed in the same way."""
         return not self.ok and not other.ok and self.cause == other.cause
 
@@ -108,7 +108,7 @@ class Trials:
 
     def run(
         self, kind: Kind, variant: Variant, label: str, seconds: float = TRIAL_SECONDS, python: str | None = None
-    ) -> Outcome:
+    ) -> TrialOutcome:
         """One trial, at most `seconds` for each of its programs."""
         if self.on_start is not None:
             self.on_start(label)
@@ -121,8 +121,8 @@ class Trials:
         settings = {"stage": variant.stage, "steps": variant.steps, "still_seconds": self.still_seconds}
         (folder / SETTINGS_NAME).write_text(json.dumps(settings))
         # Of the first trial, which measured all tasks: no rank measures again.
-        for known in sorted(self.root.glob(f"*_opened/{STATISTICS_NAME}"))[:1]:
-            shutil.copy(known, folder / STATISTICS_NAME)
+        for known in sorted(self.root.glob(f"*_opened/{RunDir.statistics.name}"))[:1]:
+            shutil.copy(known, folder / RunDir.statistics.name)
         started = time.monotonic()
         failed = None
         for program in PROGRAMS[kind]:
@@ -130,7 +130,7 @@ class Trials:
             failed = next((v for v in run_checks(limited, given, folder) if not v.ok), None)
             if failed is not None:
                 break
-        return Outcome(label, failed, time.monotonic() - started, folder, read_places(folder))
+        return TrialOutcome(label, failed, time.monotonic() - started, folder, read_places(folder))
 
 
 def read_places(folder: Path) -> dict[int, dict[str, Any]]:

@@ -75,7 +75,7 @@ class TaskComparison:
         return next(iter(self.results.values()))
 
     def references(self) -> dict[str, Mapping[str, float]]:
-        """Name -> summary of the predictors that learned nothing."""
+        """Name -> summary of the baselines."""
         return {name: p["summary"] for name, p in self.first["predictors"].items() if name != MODEL}
 
     def reference(self, key: str) -> tuple[str, float]:

@@ -45,6 +45,7 @@ from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
 FORMAT = "ups-bundle"
+WEIGHTS_NAME = "model.safetensors"
 VERSION = 2
 _ONE_NETWORK = 1  # the version that had `model` where `networks` are now
 MAX_JSON_BYTES = 16 * 2**20
@@ -127,8 +128,8 @@ def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_
     temporary = make_temporary(directory)
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in stepper.state_dict().items()}
     # One entry only: safetensors writes several in random order, and equal weights would give different files.
-    save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT})
-    mode_by_umask(temporary / "model.safetensors")
+    save_file(tensors, temporary / WEIGHTS_NAME, metadata={"format": FORMAT})
+    mode_by_umask(temporary / WEIGHTS_NAME)
     text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
     (temporary / BUNDLE_FILE).write_text(text + "\n", encoding="utf-8")
     (temporary / CONFIG_NAME).write_text(config_text, encoding="utf-8")
@@ -339,7 +340,7 @@ def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
     built = stepper.state_dict()
     names = {former_name(n) if info.version == _ONE_NETWORK else n: n for n in built}  # in the file -> today
     expected = {stored: (tuple(built[n].shape), _DTYPE_NAMES[built[n].dtype]) for stored, n in names.items()}
-    path = directory / "model.safetensors"
+    path = directory / WEIGHTS_NAME
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

@@ -28,7 +28,7 @@ TOO_SHORT = "training too short"
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One score of the model on a task, and the best of those that learned nothing ('' if there is none).
+    """One score of the model on a task, and the best baseline ('' if there is none).
 
     verdict: what that means, '' where it is not known.
     """

@@ -49,14 +49,16 @@ logger = logging.getLogger(__name__)
 TRAINER: dict[str, Any] = {"use_distributed_sampler": False, "max_epochs": -1, "log_every_n_steps": 1}
 
 
-class Step:
+class StepBatches:
     """All micro-batches of a rank in one step. A plain object: Lightning takes what it knows apart."""
 
     def __init__(self, groups: Sequence[tuple[Batch, ...]]) -> None:
         self.groups = tuple(groups)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Step:
-        return Step([tuple(part.to(device, dtype, non_blocking=True) for part in group) for group in self.groups])
+    def to(self, device: torch.device, dtype: torch.dtype) -> StepBatches:
+        return StepBatches(
+            [tuple(part.to(device, dtype, non_blocking=True) for part in group) for group in self.groups]
+        )
 
 
 class StageModule(LightningModule):
@@ -94,7 +96,7 @@ class StageModule(LightningModule):
     def configure_optimizers(self) -> Optimizer:
         return build_optimizer(self._config.optim, trainable(self.stage.named_parameters()), self.stage.matrices())
 
-    def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
+    def transfer_batch_to_device(self, batch: StepBatches, device: torch.device, dataloader_idx: int) -> StepBatches:
         return batch.to(device, weight_dtype(self._engine.precision))
 
     def on_fit_start(self) -> None:
@@ -117,12 +119,12 @@ class StageModule(LightningModule):
         if self.ema is not None:
             self.ema.restart()  # what begins is what the average begins with
 
-    def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: StepBatches, batch_idx: int) -> None:
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, Optimizer)
         set_learning_rate(optimizer, learning_rate(self._config.optim, self.progress.done))
 
-    def training_step(self, batch: Step, batch_idx: int) -> Tensor:
+    def training_step(self, batch: StepBatches, batch_idx: int) -> Tensor:
         losses = [self.stage(group) for group in batch.groups]
         self._seen = [one.metrics for one in losses]
         # The weights of samples add up to 1 over all ranks, and Lightning averages over them.
@@ -144,7 +146,7 @@ class StageModule(LightningModule):
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)
 
-    def on_train_batch_end(self, outputs: Any, batch: Step, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: StepBatches, batch_idx: int) -> None:
         self.progress.stage_step += 1
         self.progress.step += 1
         if self.progress.skipped_in_row:
@@ -156,7 +158,7 @@ class StageModule(LightningModule):
 
     def on_train_end(self) -> None:
         if self.progress.stage_step < self.num_steps:
-            return  # it was interrupted, and goes on from a checkpoint
+            return  # it was interrupted, and continues from a checkpoint
         if self.ema is not None:
             self.ema.become_weights()
         self.stage.finish()
@@ -209,7 +211,7 @@ class StageData(LightningDataModule):
         self._recipe, self._opened, self._module = recipe, opened, module
         self._loader: Loader | None = None
 
-    def steps(self, first: int) -> Iterator[Step]:
+    def steps(self, first: int) -> Iterator[StepBatches]:
         """All steps from `first` on, without end."""
         if self._loader is None:
             trainer = self.trainer
@@ -221,9 +223,9 @@ class StageData(LightningDataModule):
         loader = self._loader
         loader.load_state_dict({"step": first})
         while True:
-            yield Step([next(loader) for _ in range(loader.batches_in_step(loader.step))])
+            yield StepBatches([next(loader) for _ in range(loader.batches_in_step(loader.step))])
 
-    def train_dataloader(self) -> DataLoader[Step]:
+    def train_dataloader(self) -> DataLoader[StepBatches]:
         return DataLoader(_Steps(self), batch_size=None)
 
     def teardown(self, stage: str) -> None:
@@ -232,11 +234,11 @@ class StageData(LightningDataModule):
             self._loader = None
 
 
-class _Steps(IterableDataset[Step]):
+class _Steps(IterableDataset[StepBatches]):
     """What a DataLoader asks for; it starts where the module stands."""
 
     def __init__(self, data: StageData) -> None:
         self._data = data
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepBatches]:
         return self._data.steps(self._data._module.progress.stage_step)

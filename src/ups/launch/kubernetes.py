@@ -225,6 +225,6 @@ def _shell(job: KubernetesJob) -> str:
         return f"exec {words}"
     head = f"{job.pod(0)}.{job.name}"
     place = f'--hosts {job.hosts} --host "$JOB_COMPLETION_INDEX" --address {head}:{PORT}'
-    # The name of the first pod comes up with it. The first process of a container is asked in vain without a trap.
+    # The name of the first pod comes up with it. PID 1 ignores SIGTERM unless it installs a handler.
     wait = f"trap 'exit {ASKED}' TERM; until getent hosts {head} >/dev/null; do sleep 1; done"
     return f"{wait}; exec {words} {place}"

@@ -2,7 +2,7 @@
 
 One task for each host, which is a supervisor; it starts the ranks of its host. Slurm asks the script to end two
 minutes before the time is up, the script asks the supervisors, all ranks save one step and leave with 143, and the job
-is queued again: it goes on from there. The same holds where Slurm takes the hosts away for a job that counts more.
+is queued again: it continues from there. The same holds where Slurm takes the hosts away for a job that counts more.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def job(machine: RentedJob) -> str:
 
 
 # The key is in the environment, and on no command line. An image without Python is destroyed at once. What writes
-# main.pid goes on while the watchdog starts: a file that is still empty says nothing.
+# main.pid continues while the watchdog starts: a file that is still empty says nothing.
 _START = r"""#!/usr/bin/env bash
 # Written by `ups launch vast`: packed below are what destroys this machine, and what it does.
 set -u
@@ -196,7 +196,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RentalOutcome:
     """code: of the run on the machine. uploaded: its results are in the bucket. copied: where they are here, if so."""
 
     number: int
@@ -231,7 +231,7 @@ def copy_words(job: VastJob, number: int | str, to: Path) -> list[str]:
 
 def launch(
     job: VastJob, client: VastClient, tell: Callable[[str], None] = lambda line: None, patience: Patience | None = None
-) -> Outcome:
+) -> RentalOutcome:
     """Rent a machine for the run and watch it to its end; the machine is gone when this returns or raises.
 
     Raises InstanceLeftError if that could not be made sure, HostLostError for a machine that went away by itself, and
@@ -294,7 +294,7 @@ class _Life:
             return
         raise refused or VastError("Vast has no offer")
 
-    def watch(self) -> Outcome:
+    def watch(self) -> RentalOutcome:
         """Until the run has ended, the machine is gone, or the hours are over."""
         number = self._number
         assert number is not None
@@ -304,7 +304,7 @@ class _Life:
             try:
                 row = self._client.machine(number)
             except VastError as error:
-                # The run goes on without us, and the watchdog knows the hours.
+                # The run continues without us, and the watchdog knows the hours.
                 self._tell(f"{error.message}; asking again")
             else:
                 status = row.get("actual_status") if row else None
@@ -332,12 +332,12 @@ class _Life:
             if time.time() > self._job.machine.deadline:
                 raise MachineError(
                     "the hours are over",
-                    hint=f"what was saved is in {self._job.machine.mirror}; the same command goes on from there",
+                    hint=f"what was saved is in {self._job.machine.mirror}; the same command continues from there",
                 )
             time.sleep(self._patience.poll)
 
     def _lost(self, number: int, how: str) -> HostLostError:
-        hint = f"what it saved is in {self._job.machine.mirror}; the same command goes on from there"
+        hint = f"what it saved is in {self._job.machine.mirror}; the same command continues from there"
         return HostLostError(f"machine {number} is {how}", str(number), hint=hint)
 
     def tear_down(self, because: BaseException | None) -> None:
@@ -399,8 +399,8 @@ class _Life:
             self._last_line = line
         return ended(text)
 
-    def _collected(self, number: int, code: int, uploaded: bool) -> Outcome:
-        """The results, copied next to what is here already; without them here or in the bucket the run was in vain."""
+    def _collected(self, number: int, code: int, uploaded: bool) -> RentalOutcome:
+        """The results, copied next to the files that are here; results that nobody has copied are lost."""
         to = self._job.run_dir
         if RunDir(to).run_json.exists():
             to = to.with_name(f"{to.name}-vast-{number}")
@@ -412,9 +412,9 @@ class _Life:
         if copied is None and not uploaded:
             raise MachineError(
                 f"the run on machine {number} ended with {code}, but its results could be brought nowhere",
-                hint=f"its checkpoints are in {self._job.machine.mirror}; the same command goes on from there",
+                hint=f"its checkpoints are in {self._job.machine.mirror}; the same command continues from there",
             )
-        return Outcome(number, code, uploaded, copied)
+        return RentalOutcome(number, code, uploaded, copied)
 
 
 def _price(row: dict[str, Any]) -> float:

@@ -118,7 +118,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Step:
+class RecipeStep:
     """One step. does: for a line while it runs; work: returns a line about the result.
 
     outputs: a hash of what lies there now, '' if it must be made.
@@ -457,14 +457,16 @@ def _report(job: Job) -> str:
         return path_text(write_page(RunDir(job.run_dir).report, load_trained(str(job.run_dir)), results, scoring))
 
 
-STEPS: Sequence[Step] = (
-    Step("data", "making the data that is missing", _data_inputs, _data_outputs, _make_data),
-    Step("validate", "reading all data once", _validate_inputs, lambda job: NOTHING, _validate),
-    Step("doctor", "trying machine, libraries and ranks", _doctor_inputs, lambda job: NOTHING, _examine),
-    Step("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(RunDir.plan.name), _plan),
-    Step("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
-    Step("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
-    Step("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
-    Step("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
-    Step("report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(RunDir.report_page.name), _report),
+STEPS: Sequence[RecipeStep] = (
+    RecipeStep("data", "making the data that is missing", _data_inputs, _data_outputs, _make_data),
+    RecipeStep("validate", "reading all data once", _validate_inputs, lambda job: NOTHING, _validate),
+    RecipeStep("doctor", "trying machine, libraries and ranks", _doctor_inputs, lambda job: NOTHING, _examine),
+    RecipeStep("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(RunDir.plan.name), _plan),
+    RecipeStep("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
+    RecipeStep("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
+    RecipeStep("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
+    RecipeStep("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
+    RecipeStep(
+        "report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(RunDir.report_page.name), _report
+    ),
 )

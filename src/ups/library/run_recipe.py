@@ -16,7 +16,7 @@ from ups.config.schema import Recipe
 from ups.config.tracker import by_name
 from ups.errors import GateError, UpsError
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
-from ups.library.recipe_steps import STEPS, Job, Step, StoppedError, before_gate
+from ups.library.recipe_steps import STEPS, Job, RecipeStep, StoppedError, before_gate
 from ups.library.run import Run
 from ups.library.train import Output, messages_shown, write_lines
 from ups.record.causes import cause_of_error
@@ -75,7 +75,7 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Ou
     return GateError.exit_code if job.gate_failed else 0
 
 
-def _do(step: Step, job: Job, file: StepsFile) -> bool:
+def _do(step: RecipeStep, job: Job, file: StepsFile) -> bool:
     """Do a step, if it has to be done; returns whether it was."""
     inputs, last = digest(step.inputs(job)), file.last(step.name)
     if last is not None and _still_holds(step, job, last, inputs):
@@ -106,7 +106,7 @@ def _do(step: Step, job: Job, file: StepsFile) -> bool:
     return True
 
 
-def _still_holds(step: Step, job: Job, last: StepRecord, inputs: str) -> bool:
+def _still_holds(step: RecipeStep, job: Job, last: StepRecord, inputs: str) -> bool:
     """Whether a step was done with these inputs, and what it made is still there."""
     if last.outcome not in (DONE, GATE_FAILED) or last.inputs != inputs:
         return False
@@ -131,7 +131,7 @@ def next_words(job: Job, *, stopped: bool = False) -> str:
     if stopped:
         # A run that was asked to stop has a checkpoint and no fault.
         goes_on = read_run(job.run_dir)["state"] in ("stopped", "preempted")
-        return "next: the same command goes on from the last checkpoint" if goes_on else f"next: ups why {run}"
+        return "next: the same command continues from the last checkpoint" if goes_on else f"next: ups why {run}"
     report = f"the report is {path_text(RunDir(job.run_dir).report_page)}"
     if job.gate_failed:
         return f"next: ups why {run} says what does not hold; {report}"

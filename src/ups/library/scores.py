@@ -22,7 +22,7 @@ from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object, write_file_atomically
 from ups.record.manifest import read_manifest
-from ups.record.run_dir import find_model, is_bundle
+from ups.record.run_dir import SCORES_NAME, find_model, is_bundle
 from ups.run.progress_line import ProgressLine, table
 from ups.run.scoring import report_folder, score, score_lines, write_scores
 from ups.run.trained import Trained, check_tasks, load_trained
@@ -243,7 +243,7 @@ def seed_table(task: TaskComparison, groups: Groups) -> str:
 
 def _short_name(name: str) -> str:
     """What was typed, without what says nothing."""
-    parts = [p for p in Path(name).parts if p not in ("scores.json", "report", "bundle", "runs", ".", "..", "/")]
+    parts = [p for p in Path(name).parts if p not in (SCORES_NAME, "report", "bundle", "runs", ".", "..", "/")]
     return parts[-1] if parts else name
 
 
@@ -251,10 +251,10 @@ def _load(name: str, label: str, tasks: Sequence[str], progress: Callable[[str, 
     """Scores of a model; one that has none is scored. tasks: only these, default all."""
     path = Path(name)
     if not path.is_file():
-        path = path / "scores.json"
+        path = path / SCORES_NAME
     if not path.is_file():
         folder = find_model(name)
-        path = report_folder(folder) / "scores.json"
+        path = report_folder(folder) / SCORES_NAME
         if not (path.is_file() and _is_current(folder, path)):
             trained = load_trained(name)
             results = score(trained, progress=lambda what, *counts: progress(f"{label}: {what}", *counts))

@@ -32,7 +32,14 @@ class Sweep:
     """The runs of a recipe over `axes`; all of them are checked here, before the first one starts."""
 
     def __init__(
-        self, recipe: str, changes: Sequence[str], axes: Sequence[Axis], ranks: int = 1, *, numbered: bool = False
+        self,
+        recipe: str,
+        changes: Sequence[str],
+        axes: Sequence[Axis],
+        ranks: int = 1,
+        *,
+        scripts: Sequence[str] = (),
+        numbered: bool = False,
     ) -> None:
         resolved = resolve(recipe_file(recipe), changes)
         self.recipe, self.ranks = resolved.recipe, ranks
@@ -41,7 +48,8 @@ class Sweep:
         self.cells = cells(axes, self.recipe.run.name, self.run_dir, mirror, numbered=numbered)
         for cell in self.cells:
             check_ranks(resolve(recipe_file(recipe), [*changes, *cell.changes]).recipe, ranks)
-        shared = [word for change in changes for word in ("--set", change)]
+        options = [("--set", change) for change in changes] + [("--plugin", script) for script in scripts]
+        shared = [word for option in options for word in option]
         self._command = processes.module_command("ups", "train", recipe, "--ranks", str(ranks), *shared)
         self._working: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}

@@ -301,7 +301,7 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
     recipe and overrides as in `train`; the losses are those of `train(recipe, ranks=1)`, bit by bit, for the same
     number of threads. An interrupt (Ctrl-C, "stop" in a notebook) saves and returns the run in state 'stopped'; a
     second one leaves at once and raises KeyboardInterrupt. An error is written into the run, for `run.why()`, and
-    raised. Models, stages and readers that this process has registered are seen, other than by `train`.
+    raised. Components that this process registered are visible; `train` starts new processes that do not see them.
     """
     resolved = resolve_recipe(recipe, overrides)
     run_dir = run_dir_for(recipe, resolved)

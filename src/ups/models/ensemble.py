@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.flow import Step, corrected, corrector_of, noise_of, trained_flow, whole
+from ups.models.flow import PredictedStep, corrected, corrector_of, noise_of, trained_flow, whole
 from ups.models.normalization import keyed_normal
 from ups.models.stepper import OPERATOR, Stepper
 from ups.spec.batch import Batch
@@ -56,7 +56,7 @@ class FlowMembers(Members):
         self._name_of = functools.cache(lambda task: name or corrector_of(stepper, task))
 
     def __call__(self, batch: Batch) -> Tensor:
-        step = Step(batch, self.stepper.predict(batch))
+        step = PredictedStep(batch, self.stepper.predict(batch))
         each = replace(batch, numbers=batch.numbers[:: self.members], dt=batch.dt[:: self.members])
         draws = [noise_of(each, self.seed, member) for member in range(self.members)]
         noise = torch.stack(draws, dim=1).flatten(0, 1).to(step.predicted.dtype)

@@ -1,4 +1,4 @@
-"""The corrector of kind `flow`: a network that draws what the operator's step leaves over.
+"""The corrector of kind `flow`: a network that samples the residual of the frozen operator.
 
 What is left over is the residual: truth less prediction, in the units of predictions (scaled changes, or a steady
 task's normalized target), divided by its usual size, a number for each channel that the stage measures before it
@@ -44,7 +44,7 @@ _OFF: Mapping[str, object] = {"amplitude": False, "propagator": False, "noise_si
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictedStep:
     """A step to correct: the batch with its given frames, and what the operator predicts for it, (B, C, *S)."""
 
     batch: Batch
@@ -76,14 +76,14 @@ class FlowNetwork(Network):
         return self.inner.change_units(changes, {name.removeprefix("inner.") for name in taken})
 
     def velocities(
-        self, stepper: Stepper, steps: Sequence[Step], x: Sequence[Tensor], t: Sequence[Tensor]
+        self, stepper: Stepper, steps: Sequence[PredictedStep], x: Sequence[Tensor], t: Sequence[Tensor]
     ) -> list[Tensor]:
         """The velocity (B, C, *S) of each draw x (B, C, *S) at its time t (B,)."""
         group = [self.network_input(stepper, *each) for each in zip(steps, x, t, strict=True)]
         raw = self.forward_group(group)
         return [self.fit.back(wide(v), s.batch.task, s.batch.space) for v, s in zip(raw, steps, strict=True)]
 
-    def network_input(self, stepper: Stepper, step: Step, x: Tensor, t: Tensor) -> NetworkInput:
+    def network_input(self, stepper: Stepper, step: PredictedStep, x: Tensor, t: Tensor) -> NetworkInput:
         """What the network gets of a draw."""
         batch = step.batch
         task, num_static = batch.task, batch.task.num_channels("static")
@@ -224,7 +224,7 @@ def heun(velocity: Velocity, x: list[Tensor], num_steps: int = STEPS) -> list[Te
 
 
 def endpoints(
-    stepper: Stepper, network: FlowNetwork, steps: Sequence[Step], x: list[Tensor], num_steps: int
+    stepper: Stepper, network: FlowNetwork, steps: Sequence[PredictedStep], x: list[Tensor], num_steps: int
 ) -> list[Tensor]:
     """What the draws that begin as x (B, C, *S) end as, in usual residuals."""
 
@@ -235,7 +235,7 @@ def endpoints(
     return heun(velocity, x, num_steps)
 
 
-def corrected(stepper: Stepper, name: str, step: Step, noise: Tensor) -> Tensor:
+def corrected(stepper: Stepper, name: str, step: PredictedStep, noise: Tensor) -> Tensor:
     """The prediction (B, C, *S) of a step with a draw of its residual, by the corrector or by its student."""
     network = flow_of(stepper, name)
     num_steps = 1 if name == STUDENT else STEPS

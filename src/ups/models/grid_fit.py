@@ -3,7 +3,7 @@ and the training grid (`Resampling`).
 
 Around a periodic axis a field is resampled: its waves are evaluated at the points of the finer grid, and what comes
 back are the waves that the data's grid can hold. So the finer grid wraps around exactly as the axis does; a field that
-was continued past its end instead would have a seam there. Along any other axis it goes on at both ends with its last
+was continued past its end instead would have a seam there. Along any other axis it continues at both ends with its last
 values, and those points are left out again. A grid that fits is left as it is. Between the grids of an input and of the
 training only periodic axes may differ.
 

@@ -31,7 +31,7 @@ from ups.models.blocks import (
     windowed_partition,
 )
 from ups.models.network import Network, NetworkInput, NetworkWithLatents
-from ups.models.vocabulary import BOUNDARIES, Channels, Vocabulary, patch_rows
+from ups.models.vocabulary import BOUNDARIES, MAX_AXES, Channels, Vocabulary, patch_rows
 from ups.models.warm_start import NamedRows
 from ups.spec.task import AxisSpec, TaskSpec
 
@@ -265,7 +265,6 @@ class GridDecoder(nn.Module):
         return unpatchify(tokens.to(weight.dtype) @ weight.T, self.patch_size, len(names))
 
 
-MAX_AXES = 3
 # Rows of the scalar table before the named parameters.
 OWN_SCALARS = ("log dt", *(f"log {what} {axis}" for what in ("points", "extent") for axis in range(MAX_AXES)))
 # Brings the logarithms of usual steps, extents and resolutions (2^4 to 2^10 points) to about unit size.

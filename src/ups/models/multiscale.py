@@ -25,12 +25,11 @@ from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
 from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
 from ups.models.grid_fit import GridFit
-from ups.models.latent_operator import MAX_AXES
 from ups.models.network import Network, NetworkInput, NetworkWithLinearPart
 from ups.models.normalization import Constants, wide
 from ups.models.propagator import Propagator, last_frame
 from ups.models.task_tables import Lift, Lower, NamedTable, NamedVectors, RowName
-from ups.models.vocabulary import BOUNDARIES, Vocabulary
+from ups.models.vocabulary import BOUNDARIES, MAX_AXES, Vocabulary
 from ups.models.warm_start import NamedRows, UnitChange
 from ups.spec.task import TaskSpec
 

@@ -318,7 +318,7 @@ def persistence(batch: Batch) -> Tensor:
 
 
 def linear_extrapolation(batch: Batch) -> Tensor:
-    """The last change goes on: 2 u(t) - u(t - dt). Needs two given frames; with one it is persistence."""
+    """The last change continues: 2 u(t) - u(t - dt). Needs two given frames; with one it is persistence."""
     state = batch.state
     return state[:, -1] if state.shape[1] < 2 else 2 * state[:, -1] - state[:, -2]
 

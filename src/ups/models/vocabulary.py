@@ -15,6 +15,7 @@ from ups.errors import ConfigError, DataError
 from ups.spec.task import Boundary, Role, TaskSpec
 
 ROLES: tuple[Role, ...] = get_args(Role)
+MAX_AXES = 3
 # Rows of weight tables: "unknown" has none, so that it says nothing, and tables keep the size they have in bundles.
 BOUNDARIES: tuple[str, ...] = (*(kind for kind in get_args(Boundary) if kind != "unknown"), "absent")
 

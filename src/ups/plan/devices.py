@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ups.errors import ConfigError
-from ups.plan.operations import CONVOLUTION, DEPTHWISE, FOURIER, KINDS, MOVE, PRODUCT, Operation, Watch
+from ups.plan.operations import CONVOLUTION, DEPTHWISE, FOURIER, KINDS, MOVE, PRODUCT, Operation, OperationTrace
 
 # Assumed of a GPU: parts of the peaks that eager kernels reach, and seconds to launch one from Python.
 _OF_PEAK = {PRODUCT: 0.5, CONVOLUTION: 0.35, DEPTHWISE: 0.05, FOURIER: 0.1}
@@ -192,8 +192,8 @@ def this_cpu() -> Device:
     )
 
 
-def _one_pass(pieces: nn.Module, sizes: list[Tensor]) -> Watch:
-    watch = Watch()
+def _one_pass(pieces: nn.Module, sizes: list[Tensor]) -> OperationTrace:
+    watch = OperationTrace()
     with watch:
         for x in sizes:
             pieces(x).backward()

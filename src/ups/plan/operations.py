@@ -32,7 +32,7 @@ class Operation:
     num_bytes: int
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, operations are listed with CPU time, and live bytes followed; `mark` reads and restarts the peak."""
 
     def __init__(self) -> None:

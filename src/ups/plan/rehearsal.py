@@ -25,7 +25,7 @@ from ups.config.schema import EngineConfig
 from ups.config.stage import StageLength
 from ups.distributed.runtime import Runtime, make_mesh
 from ups.distributed.strategies import Strategy, arrange, autocast, locals_of, weight_dtype
-from ups.plan.operations import Operation, Watch
+from ups.plan.operations import Operation, OperationTrace
 from ups.spec.batch import Batch, RankInfo
 from ups.training.engine import Engine
 from ups.training.stages import Stage
@@ -101,7 +101,7 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
         runtime = Runtime(place, _CPU, pretended, 0, None, None, mesh)
         stack.enter_context(fake_tensors())
         make_fake(stage, [batch for kind in kinds for batch in kind.batches], dtype)
-        watch = stack.enter_context(Watch())
+        watch = stack.enter_context(OperationTrace())
         for tensor in (*stage.parameters(), *stage.buffers()):
             watch.hold(tensor)
         spread = arrange(stage, runtime, config)
@@ -123,7 +123,7 @@ def _step(
     strategy: Strategy,
     kinds: Sequence[Kind],
     dtype: torch.dtype,
-    watch: Watch,
+    watch: OperationTrace,
     buckets: _Buckets | None,
     rehearsal: Rehearsal,
 ) -> int:

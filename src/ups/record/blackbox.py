@@ -177,7 +177,7 @@ class BlackBox:
 
         `deadline_seconds` > 0 declares how long this phase may take at most (a save, an evaluation, a compilation);
         otherwise the supervisor learns from the run. `usual_seconds` is what the work took so far at the longest,
-        where it goes on after the phase and the supervisor cannot see it. `collective` 0 repeats the number of the
+        where it continues after the phase and the supervisor cannot see it. `collective` 0 repeats the number of the
         last one issued.
         """
         number = self._number + 1

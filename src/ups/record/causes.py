@@ -41,7 +41,7 @@ CAUSES: dict[str, str] = {
     "statistics_changed": "the normalization statistics of the run are not those that it was started with",
     "fetch_content": "a server sends something else than the file that was asked for",
     "fetch_changed": "the file on a server changes while it is fetched",
-    "fetch_refused": "a server does not give a file: it is not there, or not for everybody",
+    "fetch_refused": "the server refused the file: it does not exist or needs authorization",
     "fetch_unavailable": "a server cannot be reached, stalls, or cuts the connection again and again",
     "store_unavailable": "an object store that data is read from cannot be reached, or does not answer",
     "store_refused": "an object store does not give data: it is not there, or not for these credentials",

@@ -18,6 +18,7 @@ RUNS = "runs"
 CONFIG_NAME = "config.yaml"
 # By this file a bundle is recognized.
 BUNDLE_FILE = "bundle.json"
+SCORES_NAME = "scores.json"
 
 
 class Entry:
@@ -66,7 +67,7 @@ class RunDir:
     steps = Entry("steps.json")
     plan = Entry("plan.json")
     report = Entry("report")
-    scores = Entry("report/scores.json")
+    scores = Entry(f"report/{SCORES_NAME}")
     report_page = Entry("report/index.html")
     bundle = Entry("bundle")
     # Written by launchers on the host that started a run elsewhere.

@@ -42,7 +42,7 @@ from ups.training.progress import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
 
 # Two at the same moment are one request: a terminal signals the process and its group.
 _SAME_REQUEST_SECONDS = 0.5
-_ACTION = "stop(nobody_restarts_a_run_in_process)"
+_ACTION = "stop(not_restarted_in_process)"
 
 
 def train_in_process(

@@ -2,7 +2,7 @@
 
 On a terminal and in a notebook the line is rewritten in place and gone at the end. In a log there is a line for each
 part that is done, and one every half a minute of a long part, each with the local time. Work that cannot count says
-that it goes on. Messages of the log and whole lines stand above it. The follower reads metrics.jsonl from outside, so
+that it continues. Messages of the log and whole lines stand above it. The follower reads metrics.jsonl from outside, so
 it costs the ranks nothing.
 """
 
@@ -288,9 +288,14 @@ def _validation(scores: dict[str, float]) -> list[str]:
         if not ours < own[best]:
             text += ", not better"
         elif better_on is not None and trajectories is not None and not _beyond_chance(better_on, trajectories):
-            text += f", not significantly better: on {better_on:.0f} of {trajectories:.0f} trajectories"
+            few = f"; fewer than {_FEWEST} cannot be significant" if trajectories < _FEWEST else ", not significant"
+            text += f", better on {better_on:.0f} of {trajectories:.0f} trajectories{few}"
         parts.append(text + ")" + ("" if crps is None else f", crps {crps:.3g}"))
     return parts
+
+
+# With fewer trajectories even a win on all of them is within chance (`_beyond_chance`).
+_FEWEST = 6
 
 
 def _beyond_chance(won: float, total: float) -> bool:

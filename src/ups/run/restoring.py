@@ -59,7 +59,7 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     document["name"] = run_dir.name
     write_file_atomically(RunDir(run_dir).run_json, (json.dumps(document, indent=1) + "\n").encode())
     # A warning: a new run directory that begins in the middle is a surprise.
-    logger.warning("%s was empty: the run goes on from checkpoint %s of %s", run_dir, step, bucket.url)
+    logger.warning("%s was empty: the run continues from checkpoint %s of %s", run_dir, step, bucket.url)
     return step
 
 

@@ -28,7 +28,7 @@ from ups.inference.stored_scores import MODEL
 from ups.models.ensemble import has_members, members_of
 from ups.models.stepper import Predictor
 from ups.record.files import write_file_atomically
-from ups.record.run_dir import RunDir, find_model, is_bundle
+from ups.record.run_dir import SCORES_NAME, RunDir, find_model, is_bundle
 from ups.run.gate import read_results
 from ups.run.progress_line import plain, table
 from ups.run.trained import Trained, load_trained, single_process_runtime
@@ -209,7 +209,7 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
     title = f"Errors on the {results[0]['split']} split, in physical units; given frames are not scored"
     note = (
         "one step, rollout, solution: RMSE relative to the RMS of the trajectory; nRMSE: of the frame; VRMSE: to its "
-        "deviation\n  reference: the best of those that learned nothing; ratio: reference / model"
+        "deviation\n  reference: the best baseline; ratio: reference / model"
     )
     lines = [styled(title, "bold"), table(rows), f"  {styled(note, 'dim')}"]
     lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]
@@ -240,7 +240,7 @@ def write_scores(
     data["results"] = to_json(
         [{**result, "headline": [line.to_json() for line in headlines(result)]} for result in results]
     )
-    scores = folder / "scores.json"
+    scores = folder / SCORES_NAME
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
     return [scores, write_page(folder, trained, results, scoring_seconds)] if page else [scores]
 

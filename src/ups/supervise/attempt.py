@@ -333,7 +333,7 @@ class Attempt:
         self._told_boxes_lost = True
         line = (
             f"NOTICE host={self.options.host}: somebody removed {self.box_dir}, where the ranks record what they do. "
-            "The run goes on and is still watched, but until the next attempt `ups status` shows no ranks, and "
+            "The run continues and is still watched, but until the next attempt `ups status` shows no ranks, and "
             "checkpoints are not known by their hash. Where systemd clears the shared memory of a user at logout "
             "(RemoveIPC=yes), use `loginctl enable-linger`"
         )

@@ -1,5 +1,5 @@
 """The copy of a run in a bucket, seen from its supervisor: a process (`ups.buckets.mirror_process`), started, looked at
-and ended. It is never waited for while the run goes on; at the end it gets a bounded time for what is left.
+and ended. The run never waits for it; at the end it gets a bounded time for what is left.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class BucketMirror:
         note = self.note()
         warnings = []
         if note.problem:
-            warnings += self._once("problem", f"mirror {note.url}: {note.problem}; the run goes on without it")
+            warnings += self._once("problem", f"mirror {note.url}: {note.problem}; the run continues without it")
         else:
             self._said.discard("problem")
         if note.behind_since is not None and time.time() - note.behind_since > BEHIND_SECONDS:

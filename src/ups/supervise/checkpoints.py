@@ -22,11 +22,10 @@ HASH_BELOW_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class UsableCheckpoint:
-    """The checkpoint from which a restart goes on.
+    """The checkpoint from which a restart continues.
 
     manifest_sha256: of that checkpoint, '' where its bytes were not read. foreign: a newer one is whole, but does not
-    belong to the run; nothing goes on before somebody has looked at it. damaged: newer ones that are skipped, by step,
-    and why.
+    belong to the run, and a user must decide first. damaged: newer ones that are skipped, by step, and why.
     """
 
     step: int | None = None

@@ -30,7 +30,7 @@ from ups.supervise.options import HostInfo
 
 _TICK_SECONDS = 0.5
 _POLL_SECONDS = 0.1
-# Who was not scheduled for so long was frozen itself: nobody is accused of that silence.
+# If this process itself was not scheduled for this long, do not blame the peer.
 FROZEN_SECONDS = 5.0
 _MAX_STRANGERS = 32
 _MAX_REFUSALS_TOLD = 20

@@ -317,7 +317,7 @@ def find_run(name: str, base: Path | None = None) -> Path:
 
 
 def run_or_newest(name: str | None) -> Path:
-    """The run of that name; without one the run under runs/ that goes on, else the newest."""
+    """The run of that name; without one the run under runs/ that is running, else the newest."""
     if name is not None:
         return find_run(name)
     known = list_runs(Path(RUNS))

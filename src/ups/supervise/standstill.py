@@ -115,7 +115,7 @@ class PhaseTimes:
     def usual(self, record: Record) -> float | None:
         """What the phase of `record` takes, in seconds; None before the first time.
 
-        A save goes on in the background after its phase, so only its rank knows.
+        A save continues in the background after its phase, so only its rank knows.
         """
         return float(record.usual_seconds) or (
             None if record.phase is Phase.SAVE else self.p99(record.phase, record.stage)
@@ -162,7 +162,7 @@ class PhaseTimes:
 
 # Part of the time that a rank must have computed to count as busy; low, because cores may be shared.
 _BUSY = 0.1
-# Who did not look for so long was frozen itself, and its ranks most likely with it.
+# If the supervisor did not look for this long, it was suspended, and probably its ranks too.
 _FROZEN_SECONDS = 5.0
 
 

@@ -102,7 +102,7 @@ class OutputThread:
 
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
-            # A closed pipe, a terminal that is gone, a full disk: the run goes on without output.
+            # A closed pipe, a terminal that is gone, a full disk: the run continues without output.
             with contextlib.suppress(OSError, ValueError):
                 self._write(line)
 

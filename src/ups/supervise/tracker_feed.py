@@ -90,7 +90,7 @@ class Feed:
         return float(min(2.0 ** min(self._note.failures, 10), _MAX_BACKOFF_SECONDS))
 
     def _begun(self) -> bool:
-        """Wait until the supervisor has written that the run goes on; False if it never was started."""
+        """Wait until the supervisor has written that the run continues; False if it never was started."""
         while True:
             last = self._told.is_set()
             with contextlib.suppress(ConfigError):

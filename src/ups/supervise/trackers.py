@@ -1,6 +1,6 @@
 """The trackers of a run, seen from its supervisor and from commands: a process each, started, looked at and ended.
 
-A tracker is never waited for while the run goes on. At the end it gets a short time for its last rows and the verdict;
+The run never waits for a tracker. At the end it gets a short time for its last rows and the verdict;
 what it did not get then, `ups track sync` sends later, and the state alone the next `ups status` or `ups runs`.
 
 `RUN/tracking/NAME.json`, the note, says how far one tracker has come. Only the process that feeds it

@@ -44,7 +44,7 @@ ADVICE: dict[str, str] = {
     "launcher_failed": "A rank, or the small process that starts it, could not be started or failed: see the message "
     "and the limits on processes and memory of this host.",
     "unproven": "All ranks left without an error, but the last checkpoint is missing or damaged. Do not use the "
-    "result; start the run again, it goes on from the last whole checkpoint.",
+    "result; start the run again: it continues from the last complete checkpoint.",
     "supervisor_died": "The supervisor was killed, and all ranks with it. Start the same command again: it resumes.",
     "supervisor_error": "The supervisor itself met an error and ended all ranks; the message is in the verdict. "
     "Start the same command again: it resumes. If it is no lack of space or of processes, please report it.",
@@ -59,13 +59,13 @@ ADVICE: dict[str, str] = {
     "fetch_content": "The server sends something else than the file: try another one with --mirror.",
     "fetch_changed": "The file on the server changed on the way: start the same command again.",
     "fetch_refused": "The server says no: see the address in the message, or name another server with --mirror.",
-    "fetch_unavailable": "Start the same command again later, or with --mirror: it goes on where it was.",
+    "fetch_unavailable": "Start the same command again later, or with --mirror: it continues where it stopped.",
     "store_unavailable": "See whether the server that is named runs and is reached from this host, then start the same "
-    "command again: it goes on from the last checkpoint.",
+    "command again: it continues from the last checkpoint.",
     "store_refused": "See whether the address is right, and whether the environment of the run has credentials that "
     "may read it (docs/object_stores.md).",
-    "disk_full": "Free some space where the run is written and start the same command again: it goes on from the last "
-    "checkpoint.",
+    "disk_full": "Free some space where the run is written and start the same command again: it continues from the "
+    "last checkpoint.",
     "run_held": "Another `ups train` works on this run: wait for it, or see `ups status`. Nothing was changed.",
     "instance_left": "Look for the machine that is named in the console of the provider, and destroy it there.",
     "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",
@@ -73,13 +73,13 @@ ADVICE: dict[str, str] = {
     "tracker": "Call `ups track sync RUN` again when the tracker can be reached; the run itself is not touched.",
     "bucket": "Check the network, the address and the credentials; then start the same command again.",
     "distributed": "See the message and the logs of all ranks; `ups doctor` tries each step of the start alone.",
-    "training": "Lower the learning rate, use float32, or look at the data: the loss left the finite numbers.",
+    "training": "Lower the learning rate, use float32, or check the data: the loss became NaN or infinite.",
     "checkpoint": "Check space and permissions where checkpoints are written.",
     "foreign_checkpoint": "Somebody copied, renamed or replaced a checkpoint in this run directory. Remove the one "
-    "that is named and start the same command again: it goes on from the one before it.",
+    "that is named and start the same command again: it continues from the one before it.",
     "integrity": "Bytes on disk changed after they were written. Check the disk; an older checkpoint is used instead.",
     "run_directory_lost": "Find out who moved or deleted the directory. Put it back where it was and start the run "
-    "again: it goes on from the last checkpoint in it. What was trained after that checkpoint is lost.",
+    "again: it continues from the last checkpoint in it. What was trained after that checkpoint is lost.",
     "gate": "The result is below the bar that the recipe sets: train longer, or lower the bar on purpose.",
     "bundle": "The bundle is damaged or does not fit: export it again.",
     "error": "See the message and the traceback below.",
@@ -145,7 +145,7 @@ def _without_fault(document: RunDocument, healed: int) -> Iterator[str]:
         yield f"What to do: {what_to_do('supervisor_died')}"
     elif state == "running":
         known = f"{healed} faults so far, each restarted" if healed else "no fault so far"
-        yield f"The run goes on; {known}. `ups status` shows what it is doing."
+        yield f"The run continues; {known}. `ups status` shows what it is doing."
     elif state == GATE_FAILED:
         yield f"What it means: {meaning(document['cause'])}. The training itself is complete and proven."
         yield f"What to do: {what_to_do(document['cause'])}"

@@ -49,7 +49,7 @@ def make_run(run_dir: Path, trackers: list[dict[str, Any]]) -> Path:
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     write_file_atomically(run_dir / CONFIG_NAME, resolve_data(document).text.encode())
-    write_file_atomically(run_dir / "env.json", b'{"git_commit": "c0ffee", "config_sha256": "feed"}')
+    write_file_atomically(RunDir(run_dir).environment, b'{"git_commit": "c0ffee", "config_sha256": "feed"}')
     return run_dir
 
 

@@ -91,7 +91,7 @@ class MlflowTracker(Tracker):
         return str(made.info.run_id)
 
     def _describe(self, config: MlflowConfig, run: TrackedRun) -> None:
-        """Say that the run goes on, and what it is made from; parameters that the server has cannot be changed."""
+        """Say that the run continues, and what it is made from; parameters that the server has cannot be changed."""
         from mlflow.entities import Param, RunTag
 
         given = dict(tag.partition("=")[::2] for tag in config.tags)

@@ -53,7 +53,7 @@ class Tracker:
     """Base of trackers. What raises is tried again later, in a new process, from the last row that was kept.
 
     id and url: of the run in the service, for `ups status`. first_row: the number of the row with which the service
-    goes on, where it knows better than we do.
+    continues, where it knows better than we do.
     """
 
     id: str = ""
@@ -74,4 +74,4 @@ class Tracker:
         """Tell how the run ended."""
 
     def close(self) -> None:
-        """Let go; after `end`, or while the run goes on elsewhere."""
+        """Let go; after `end`, or while the run continues elsewhere."""

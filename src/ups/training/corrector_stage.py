@@ -24,7 +24,7 @@ from ups.config.stage import CorrectorStageConfig, DistillStageConfig
 from ups.distributed.strategies import gathered, set_rows
 from ups.errors import ConfigError
 from ups.models.ensemble import Ensemble, by_member
-from ups.models.flow import FLOW, STUDENT, FlowNetwork, Step, flow_of, noise_of
+from ups.models.flow import FLOW, STUDENT, FlowNetwork, PredictedStep, flow_of, noise_of
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
@@ -120,10 +120,10 @@ class StageOnResiduals(Stage):
         return [{"loss": torch.stack(losses).mean(0)} for losses in found]
 
     @abstractmethod
-    def step_losses(self, batches: Sequence[Batch], steps: Sequence[Step], number: int) -> list[Tensor]:
+    def step_losses(self, batches: Sequence[Batch], steps: Sequence[PredictedStep], number: int) -> list[Tensor]:
         """(B,) of each batch: losses of the `number`-th step of its samples, which the operator makes as `steps`."""
 
-    def residual(self, batch: Batch, step: Step, number: int) -> Tensor:
+    def residual(self, batch: Batch, step: PredictedStep, number: int) -> Tensor:
         """(B, C, *S): what the `number`-th step leaves over, in the units of predictions."""
         task, stepper = batch.task, self.stepper
         if task.steady:
@@ -132,7 +132,7 @@ class StageOnResiduals(Stage):
         return stepper.scaled_change(step.batch.state[:, -1], truth, task) - step.predicted
 
     @torch.no_grad()
-    def _steps(self, batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[Step]]]:
+    def _steps(self, batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[PredictedStep]]]:
         """For each step: which batches take part (a steady task in the first alone), and what the operator makes."""
         stepper = self.stepper
         frames = [batch.state[:, : stepper.context_frames] for batch in batches]
@@ -141,7 +141,7 @@ class StageOnResiduals(Stage):
             if not active:
                 return
             given = [batches[i].with_state(frames[i]) for i in active]
-            steps = [Step(b, p) for b, p in zip(given, stepper.predict_group(given), strict=True)]
+            steps = [PredictedStep(b, p) for b, p in zip(given, stepper.predict_group(given), strict=True)]
             yield active, steps
             for i, step in zip(active, steps, strict=True):
                 if not step.batch.task.steady:
@@ -158,7 +158,7 @@ class FlowStage(StageOnResiduals):
         super().__init__(config, stepper, seed)
         self._sums: Tensor | None = None
 
-    def step_losses(self, batches: Sequence[Batch], steps: Sequence[Step], number: int) -> list[Tensor]:
+    def step_losses(self, batches: Sequence[Batch], steps: Sequence[PredictedStep], number: int) -> list[Tensor]:
         residuals = [self.residual(batch, step, number) for batch, step in zip(batches, steps, strict=True)]
         if self._sums is not None:
             self._measure(self._sums, batches, residuals)

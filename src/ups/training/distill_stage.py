@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ups.distributed.strategies import local, set_rows
 from ups.errors import ConfigError
-from ups.models.flow import FLOW, STEPS, STUDENT, Step, endpoints, flow_of, noise_of
+from ups.models.flow import FLOW, STEPS, STUDENT, PredictedStep, endpoints, flow_of, noise_of
 from ups.spec.batch import Batch
 from ups.training.corrector_stage import StageOnResiduals
 
@@ -23,7 +23,7 @@ class DistillStage(StageOnResiduals):
 
     trained = STUDENT
 
-    def step_losses(self, batches: Sequence[Batch], steps: Sequence[Step], number: int) -> list[Tensor]:
+    def step_losses(self, batches: Sequence[Batch], steps: Sequence[PredictedStep], number: int) -> list[Tensor]:
         starts = [
             noise_of(batch, self.seed, 0, number).to(s.predicted.dtype) for batch, s in zip(batches, steps, strict=True)
         ]

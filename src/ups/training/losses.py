@@ -69,7 +69,7 @@ def relative_l2_loss(prediction: Prediction) -> Tensor:
 def nrmse_loss(prediction: Prediction) -> Tensor:
     """(B,): error of each field relative to the field itself, as scores are."""
     assert prediction.in_field_units is not None  # recipes with latents refuse it
-    return nrmse(*prediction.in_field_units())
+    return normalized_rmse(*prediction.in_field_units())
 
 
 def mse_loss(prediction: Prediction) -> Tensor:
@@ -90,7 +90,7 @@ def relative_l2(error: Tensor, reference: Tensor, floor: float) -> Tensor:
     return torch.sqrt(mean_square(error) / (size + floor * floor) + 1e-12)
 
 
-def nrmse(error: Tensor, fields: Tensor, floor: Tensor) -> Tensor:
+def normalized_rmse(error: Tensor, fields: Tensor, floor: Tensor) -> Tensor:
     """(B, C, *S) error and (B, T, C, *S) fields in one unit -> (B,): root mean square error of each channel relative to
     that of the field itself, mean over channels: what scores are made of.
 

@@ -43,7 +43,7 @@ from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation, Moves, moved, noisy
 from ups.training.averages import TaskAverages
-from ups.training.losses import Loss, Losses, Prediction, nrmse, nrmse_loss, relative_l2
+from ups.training.losses import Loss, Losses, Prediction, normalized_rmse, nrmse_loss, relative_l2
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
@@ -201,7 +201,7 @@ class AutoencodeStage(Stage):
 
 
 class BalancedStage(Stage):
-    """Trains the whole network, with tasks weighed by what they have reached."""
+    """Trains the whole network, with balanced losses of tasks."""
 
     config: OperatorStageConfig | CorrectorStageConfig | SteadyStageConfig
 
@@ -493,7 +493,7 @@ def conservation_errors(batch: Batch, change: Tensor) -> Tensor:
 
 def field_errors(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> Tensor:
     """(B,): error (B, C, *S) in scaled units, relative to the fields (B, T, C, *S), which are in physical units."""
-    return nrmse(*in_field_units(stepper, task, error, fields))
+    return normalized_rmse(*in_field_units(stepper, task, error, fields))
 
 
 def in_field_units(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> tuple[Tensor, Tensor, Tensor]:

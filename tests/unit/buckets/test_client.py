@@ -79,7 +79,7 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
         _store.cache_clear()  # of a test before
         with pytest.raises(MissingExtraError, match="obstore") as caught:
             call("s3://bucket/x")
-        assert "universal-simulator[buckets]" in caught.value.hint
+        assert "pip install '.[buckets]'" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])

@@ -46,7 +46,7 @@ def test_a_missing_extra_is_named_with_its_packages(
     run(["--version", "--verbose"])
     text = capsys.readouterr().out
     assert "reference solvers that make training data (needs exponax)" in text
-    assert "pip install 'universal-simulator[" in text
+    assert "pip install '.[" in text
 
 
 def test_without_package_metadata_it_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:

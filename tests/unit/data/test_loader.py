@@ -152,7 +152,7 @@ def test_tasks_of_equal_grids_share_a_micro_batch_where_the_model_takes_them_tog
     groups = list(itertools.islice(loader, 6))
     assert [[(b.task.name, b.num_samples) for b in group] for group in groups[:3]] == [
         [("wave", 4), ("wave", 4)],
-        [("wave", 4)],  # the larger block goes on alone
+        [("wave", 4)],  # the larger block continues alone
         [("darcy", 2)],
     ]
     assert [group[0].stage_step for group in groups] == [0, 0, 0, 1, 1, 1]

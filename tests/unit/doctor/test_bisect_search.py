@@ -13,7 +13,7 @@ from ups.config.recipe import plain_data, resolve
 from ups.config.schema import Recipe
 from ups.doctor.bisect import Bisection, Finding, located, next_step, place_of, to_json, verdict
 from ups.doctor.examine import Verdict
-from ups.doctor.trials import Kind, Outcome, Trials, Variant, alone, as_ddp, only_tasks, strategy_of
+from ups.doctor.trials import Kind, TrialOutcome, Trials, Variant, alone, as_ddp, only_tasks, strategy_of
 
 Rule = Callable[[Variant], str]
 
@@ -37,10 +37,12 @@ class Ruled(Trials):
     rule: Rule = field(default=lambda variant: "")
     kind: Kind = "rehearsal"
 
-    def run(self, kind: Kind, variant: Variant, label: str, seconds: float = 0.0, python: str | None = None) -> Outcome:
+    def run(
+        self, kind: Kind, variant: Variant, label: str, seconds: float = 0.0, python: str | None = None
+    ) -> TrialOutcome:
         cause = self.rule(variant) if kind == self.kind else ""
         failed = Verdict("rehearsal", False, cause, exit_code=6, cause=cause) if cause else None
-        return Outcome(label, failed, 0.0, self.root)
+        return TrialOutcome(label, failed, 0.0, self.root)
 
 
 def searched(
@@ -129,7 +131,7 @@ def test_of_ranks_that_stand_still_the_one_behind_is_named_and_not_the_one_that_
     waits = {"stage": 0, "step": 3, "phase": "backward", "module": "encoder"}
     late = {"stage": 0, "step": 3, "phase": "forward", "module": "decoder"}
     standing = Verdict("rehearsal", False, "", cause="stalled", facts={"standing": waits})  # reported by who waits
-    finding = Finding(last=Outcome("", standing, 0.0, tmp_path, {0: waits, 1: late}))
+    finding = Finding(last=TrialOutcome("", standing, 0.0, tmp_path, {0: waits, 1: late}))
     culprit = place_of(finding)["culprit"]
     assert (culprit["module"], culprit["rank"]) == ("decoder", 1)
 

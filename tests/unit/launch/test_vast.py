@@ -25,7 +25,7 @@ from tests.unit.launch.test_job import machine
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError
 from ups.launch import vast
 from ups.launch.job import NAMES
-from ups.launch.vast import MAX_CHARACTERS, Outcome, Patience, VastJob, ended, launch, onstart, search_words
+from ups.launch.vast import MAX_CHARACTERS, Patience, RentalOutcome, VastJob, ended, launch, onstart, search_words
 from ups.launch.vast_client import VastClient, VastError, VastSilent
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -134,7 +134,7 @@ def test_a_run_ends_its_results_are_here_and_the_machine_is_gone(
     outcome = launch(job(tmp_path), client, lines.append, patience)
     processes.done.set()
     processes.join(10)
-    assert outcome == Outcome(7000, 0, uploaded=True, copied=tmp_path / "runs" / "waves")
+    assert outcome == RentalOutcome(7000, 0, uploaded=True, copied=tmp_path / "runs" / "waves")
     assert (tmp_path / "runs" / "waves" / "run.json").is_file()
     assert gone(server)
     assert "step 1 of 2" in lines

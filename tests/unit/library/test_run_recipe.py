@@ -13,7 +13,7 @@ from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import GateCondition
 from ups.errors import DataError, RunHeldError
 from ups.library import run_recipe
-from ups.library.recipe_steps import Job, Step, before_gate
+from ups.library.recipe_steps import Job, RecipeStep, before_gate
 from ups.library.run_recipe import StepLines
 from ups.library.train import Output
 from ups.record.identity import file_sha256
@@ -43,10 +43,10 @@ class Place:
         self.error: BaseException | None = None
         self.gate_failed = ""
 
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[RecipeStep]:
         return (self.step("train", "first"), self.step("gate", "train"), self.step("bundle", "gate", good=True))
 
-    def step(self, name: str, before: str, *, good: bool = False) -> Step:
+    def step(self, name: str, before: str, *, good: bool = False) -> RecipeStep:
         def work(job: Job) -> str:
             self.done.append(name)
             if name == "train" and self.error is not None:
@@ -56,7 +56,7 @@ class Place:
                 job.gate_failed = self.gate_failed
             return job.gate_failed or f"copied {before}"
 
-        return Step(
+        return RecipeStep(
             name,
             f"copying {before}",
             inputs=lambda job: file_sha256(self.folder / before),

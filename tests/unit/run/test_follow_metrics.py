@@ -32,7 +32,8 @@ def test_validation_is_shown_and_other_rows_are_not() -> None:
     ("ours", "better_on", "words"),
     [
         (0.2, 8, ""),
-        (0.2, 6, ", not significantly better: on 6 of 8 trajectories"),
+        (0.2, 6, ", better on 6 of 8 trajectories, not significant"),
+        (0.2, 4, ", better on 4 of 8 trajectories, not significant"),
         (1.2, 1, ", not better"),
     ],
 )

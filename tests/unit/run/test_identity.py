@@ -89,7 +89,7 @@ def test_what_was_changed_is_seen_by_who_checks_again(
 def test_data_in_another_place_is_checked_there(
     resolved: ResolvedRecipe, run: tuple[Path, RunIdentity], tmp_path: Path
 ) -> None:
-    """The place of the data may change while a run goes on: the edited recipe says where to look."""
+    """The place of the data may change while a run continues: the edited recipe says where to look."""
     run_dir, identity = run
     (tmp_path / "flow2d.zarr").rename(tmp_path / "moved.zarr")
     config = run_dir / "config.yaml"

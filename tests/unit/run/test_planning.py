@@ -11,7 +11,7 @@ import torch
 from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime
-from ups.plan.operations import Watch
+from ups.plan.operations import OperationTrace
 from ups.plan.rehearsal import Rehearsal
 from ups.run.assemble import OpenData, assemble, open_data
 from ups.run.planning import kinds_of, largest_micro_batch, rehearse_stage
@@ -62,7 +62,7 @@ def test_a_rehearsal_holds_what_the_real_step_holds(
         with (
             Runtime.start(recipe.engine) as runtime,
             assemble(recipe, opened, runtime, Progress()) as parts,
-            Watch() as watch,
+            OperationTrace() as watch,
         ):
             for tensor in (*parts.stage.parameters(), *parts.stage.buffers(), *parts.engine.state_tensors().values()):
                 watch.hold(tensor)

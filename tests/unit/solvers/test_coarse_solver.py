@@ -1,4 +1,4 @@
-"""A solver that starts from a stored frame goes on as the data does, and coarser is worse."""
+"""A solver that starts from a stored frame continues as the data does, and coarser is worse."""
 
 from __future__ import annotations
 

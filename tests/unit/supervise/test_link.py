@@ -263,7 +263,7 @@ def test_half_a_surrogate_pair_of_a_stranger_harms_neither_side(tmp_path: Path) 
         wait_for(lambda: len(head.take_notes()) >= 1)
         with contextlib.closing(follower_of(place, tmp_path)) as follower:
             wait_for(lambda: follower.joined)
-    # A follower that met such a head once goes on to look for the true one.
+    # A follower that met such a head once continues to look for the true one.
     port = free_port()
     make_secret(tmp_path)
     with socket.create_server(("127.0.0.1", port)) as server:

@@ -44,7 +44,7 @@ def config(path: Path) -> dict[str, Any]:
 
 
 def exits(path: Path) -> list[int]:
-    """The exit codes in a log; none while the run goes on."""
+    """The exit codes in a log; none while the run continues."""
     return [record.exit.exit_code for record in records(path) if record.WhichOneof("record_type") == "exit"]
 
 

@@ -14,7 +14,7 @@ from ups.config.stage import CorrectorStageConfig, DistillStageConfig, OperatorS
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.ensemble import FlowMembers, members_of
-from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of, trained_flow
+from ups.models.flow import FLOW, STUDENT, PredictedStep, endpoints, flow_of, noise_of, trained_flow
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -180,7 +180,7 @@ def ends(stepper: Stepper, name: str, num_steps: int) -> Tensor:
     batch = coin(10_000, samples=64)
     given = batch.with_state(batch.state[:, :1])
     with torch.no_grad():
-        step = Step(given, stepper.predict(given))
+        step = PredictedStep(given, stepper.predict(given))
         (found,) = endpoints(stepper, flow_of(stepper, name), [step], [noise_of(batch, 9, 0)], num_steps)
     return found.mean((1, 2))
 

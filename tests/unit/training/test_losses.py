@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from ups.training.losses import Losses, mean_square, nrmse, relative_l2
+from ups.training.losses import Losses, mean_square, normalized_rmse, relative_l2
 
 
 def test_a_relative_error_is_the_ratio_of_root_mean_squares_per_sample() -> None:
@@ -28,7 +28,7 @@ def test_an_error_is_relative_to_each_field_and_not_to_its_change() -> None:
     fields = torch.stack([torch.full((1, 2, 8), 10.0), torch.full((1, 2, 8), 10.0)], dim=1)  # (B, T, C, X)
     fields[:, :, 1] = 0.0
     error = torch.full((1, 2, 8), 0.1)
-    found = nrmse(error, fields, torch.tensor([1e-6, 0.4]))
+    found = normalized_rmse(error, fields, torch.tensor([1e-6, 0.4]))
     assert found.item() == pytest.approx((0.01 + 0.25) / 2, rel=1e-5)
 
 

@@ -26,12 +26,13 @@ from ups.errors import ConfigError, UpsError
 from ups.record.causes import cause_of_error, is_cascade
 from ups.record.failure import location_of_error
 from ups.record.log import show_log, write_to_stderr
+from ups.record.run_dir import RunDir
 from ups.run.preflight import CheckFailed, Report
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
-STATISTICS_NAME = "statistics.json"
+STATISTICS_NAME = RunDir.statistics.name
 # Of a collective: a check that hangs must end before a person gives up.
 TIMEOUT_SECONDS = 60.0
 

@@ -114,7 +114,7 @@ class Steps(StopAfter):
 
     def watch(self, parts: Assembled, *, inside_units: bool) -> None:
         """Hook on to the stage: modules, and the losses of its samples."""
-        self._watch = Watch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
+        self._watch = ModuleWatch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
         looked_at(parts, self._windows, self._losses)
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
@@ -211,7 +211,7 @@ class PlaceBox(BlackBox):
         return box
 
 
-class Watch:
+class ModuleWatch:
     """Hooks on all modules of a stage. The first bad number that is found is kept in `found`, and nothing after it."""
 
     def __init__(self, stage: nn.Module, units: Sequence[nn.Module], place: Place, *, inside_units: bool) -> None:

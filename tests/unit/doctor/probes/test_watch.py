@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ups.doctor.probes.rehearse import Place, Watch
+from ups.doctor.probes.rehearse import ModuleWatch, Place
 from ups.doctor.trials import read_places
 
 
@@ -41,8 +41,8 @@ class Outer(nn.Module):
         return y / torch.zeros(())
 
 
-def watched(model: nn.Module, folder: Path) -> Watch:
-    return Watch(model, [], Place(folder / "place_0.json"), inside_units=True)
+def watched(model: nn.Module, folder: Path) -> ModuleWatch:
+    return ModuleWatch(model, [], Place(folder / "place_0.json"), inside_units=True)
 
 
 def test_the_innermost_module_with_finite_inputs_and_bad_output_is_named(tmp_path: Path) -> None:
