@@ -334,7 +334,10 @@ def test_a_refused_second_start_changes_nothing_even_without_the_lock_file(mine:
         wait_for_step(mine, newest(mine)[0] + 1, process)
         (mine / ".supervisor.lock").unlink()
         before = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
+        # The first one is held at work: on a busy machine it could end before the second has started.
+        process.send_signal(signal.SIGSTOP)
         second = train(mine, "--set", "checkpoint.keep=7")
+        process.send_signal(signal.SIGCONT)
         after = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
         ended(process, 0)
     assert second.returncode == 11, second.stdout + second.stderr

@@ -82,7 +82,7 @@ class Normalization(nn.Module):
         largest = torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters], dtype=x.dtype)
         # A parameter without a declared range: its usual size.
         mean, std = self._mean_std("parameter", task, x, 1)
-        usual = (mean.square() + std.square()).sqrt()[0]
+        usual = _rms(mean, std)[0]
         return x / torch.where(largest.to(x.device) > 0, largest.to(x.device), usual)
 
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Normalization(nn.Module):
         length = task.num_channels(task.predicted)
         mean = self.column(f"{task.predicted}_mean", task, like, length)
         std = self.column(f"{task.predicted}_std", task, like, length)
-        return (mean.square() + std.square()).sqrt()
+        return _rms(mean, std)
 
     def change_gain(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C,): normalized change of a predicted channel -> scaled change; 1 for a steady task."""
@@ -129,6 +129,13 @@ class Normalization(nn.Module):
         shape[channel_dim] = length
         mean = self.column(f"{role}_mean", task, x, length).reshape(shape)
         return mean, self.column(f"{role}_std", task, x, length).reshape(shape)
+
+
+def _rms(mean: Tensor, std: Tensor) -> Tensor:
+    """Root mean square from mean and deviation (never 0). Not `torch.hypot`, which does not export to ONNX; squares of
+    physical values may overflow, those of ratios do not."""
+    largest = torch.maximum(mean.abs(), std)
+    return largest * ((mean / largest).square() + (std / largest).square()).sqrt()
 
 
 def _columns(task: TaskSpec, statistics: Statistics) -> dict[str, tuple[float, ...]]:

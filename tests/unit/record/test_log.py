@@ -20,7 +20,6 @@ WRITERS = {
     "record/failure.py",
     "record/log.py",
     "record/rank_wrapper.py",
-    "run/rank_main.py",
     "supervise/tracker_feed.py",  # its standard error is the log of a tracker
 }
 
