@@ -220,7 +220,7 @@ class Sampler:
         return self._streams[task].next_positions(numbers, after)
 
     def positions_per_step(self, task: int) -> float:
-        """How far the stream of a task continues in a step, on average."""
+        """How far the stream of a task advances in a step, on average."""
         return self.blocks_per_step * self.batch_sizes[task] * self.mixture.quotas[task] / self.mixture.cycle
 
     def tasks_of_step(self, step: int) -> tuple[int, ...]:

@@ -125,6 +125,14 @@ class HeadLink(socketserver.ThreadingTCPServer):
         for session in sessions:
             session.close()
 
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection; waits before it raises, because `serve_forever` would try again at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_TICK_SECONDS)  # no descriptor is left, for instance
+            raise
+
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether a new connection is heard: only so many strangers at a time."""
         if self._strangers >= _MAX_STRANGERS:

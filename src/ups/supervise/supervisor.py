@@ -85,7 +85,7 @@ class _Supervision:
         except BaseException as error:
             if not self._file.document:
                 raise
-            # The ranks are gone by now. Somebody will ask why, so it is written down before the error continues.
+            # The ranks are gone by now. Somebody will ask why, so it is written down before the error is raised.
             cause = error.cause if isinstance(error, UpsError) else f"supervisor_error({type(error).__name__})"
             code = error.exit_code if isinstance(error, UpsError) else 1
             for attempt in self._file.document.get("attempts", [])[-1:]:
