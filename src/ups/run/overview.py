@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ups.errors import MissingExtraError
 from ups.inference.stored_scores import ScoreRow, score_rows
 from ups.record.files import is_number, read_end, read_object
 from ups.record.run_dir import BUNDLE_FILE, RunDir
@@ -81,10 +80,8 @@ HEADS = ("task", "error of", "model", "best reference", "ratio", "the model is")
 
 def overview_page(cards: Sequence[Mapping[str, Any]], title: str, now: float) -> str:
     """The page as text. now: seconds since 1970, for its date."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError.of("report", "jinja2", "writing a page") from error
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ups.run"),
         autoescape=True,
