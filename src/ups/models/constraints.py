@@ -21,10 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ups.errors import DataError
-from ups.models.normalization import wide
+from ups.models.normalization import Constants, wide
 from ups.spec.batch import Batch
 from ups.spec.grid import point_weights
 from ups.spec.task import FieldSpec, TaskSpec
+
+_constants = Constants()
 
 
 def conserving(change: Tensor, task: TaskSpec) -> Tensor:
@@ -34,9 +36,10 @@ def conserving(change: Tensor, task: TaskSpec) -> Tensor:
     """
     if not task.conserved:
         return change
-    mask = _mask(change, task, task.conserved)
     mean = change.mean(tuple(range(2, change.ndim)), keepdim=True)  # (B, C, 1, ...)
-    return change - mask * mean
+    if len(conserved_channels(task)) < change.shape[1]:
+        mean = _mask(change, task, task.conserved) * mean
+    return change - mean
 
 
 def without_shortest_waves(change: Tensor, smooth_from: Sequence[Sequence[int]]) -> Tensor:
@@ -50,13 +53,17 @@ def without_shortest_waves(change: Tensor, smooth_from: Sequence[Sequence[int]])
         if not any(chosen):
             continue
         line = [-1 if d == dim else 1 for d in range(1, change.ndim)]
-        wave = (1.0 - 2.0 * (torch.arange(points, device=change.device) % 2)).to(change.dtype).reshape(line)
-        component = wave * (change * wave).mean(dim, keepdim=True)
-        if not all(chosen):  # else no mask has to go to the device in every step
-            mask = torch.tensor(chosen, dtype=change.dtype, device=change.device)
-            component = mask.reshape(-1, *([1] * (change.ndim - 2))) * component
-        change = change - component
+        wave = _constants.get(functools.partial(_wave, points, line), (points, *line), change.device, change.dtype)
+        size = (change * wave).mean(dim, keepdim=True)
+        if not all(chosen):
+            size = size * _chosen(change, chosen)
+        change = torch.addcmul(change, size, wave, value=-1)
     return change
+
+
+def _wave(points: int, shape: Sequence[int]) -> Tensor:
+    """1, -1, 1, ... along one axis."""
+    return (1.0 - 2.0 * (torch.arange(points) % 2)).reshape(*shape)
 
 
 def by_cells(x: Tensor, batch: Batch) -> Tensor:
@@ -148,8 +155,13 @@ def wave_numbers(like: Tensor, task: TaskSpec) -> list[Tensor]:
 def _mask(like: Tensor, task: TaskSpec, names: tuple[str, ...] | list[str]) -> Tensor:
     """(C, 1, ...): 1 for the channels of these state fields, else 0."""
     chosen = [field.name in names for field, _ in _fields(task) for _ in range(field.num_channels(len(task.axes)))]
-    mask = torch.tensor(chosen, dtype=like.dtype, device=like.device)
-    return mask.reshape(-1, *([1] * task.num_spatial_dims))
+    return _chosen(like, chosen)
+
+
+def _chosen(like: Tensor, chosen: Sequence[bool]) -> Tensor:
+    """(C, 1, ...) for tensors like `like` (B, C, *S): 1 for the channels that are chosen, else 0."""
+    key, shape = tuple(chosen), (-1, *[1] * (like.ndim - 2))
+    return _constants.get(lambda: torch.tensor(key).reshape(*shape), (key, shape), like.device, like.dtype)
 
 
 def _fields(task: TaskSpec) -> Iterator[tuple[FieldSpec, int]]:

@@ -4,8 +4,9 @@ A 1D field is a 2D field that does not depend on the first axis, and a 2D field 
 axes as the largest task of the model, and for smaller tasks it is summed over the leading ones (averaged where it grows
 a grid), unless those have kernels of their own. A kernel is stored as one matrix (outputs, inputs x taps).
 
-Grids are (B, C, H, W) or (B, C, D, H, W) with the channels of a point side by side in memory. A line is (B, C, 1, W):
-the axis in use must be the last one, along which convolutions are fast.
+Grids are (B, H, W, C) or (B, D, H, W, C): the channels of a point stand side by side, as convolutions and matrix
+products on a CPU want them, so that neither needs a copy. A 1D field is (B, 1, W, C): convolutions are fast along the
+last axis.
 """
 
 from __future__ import annotations
@@ -56,12 +57,6 @@ def grid_rank(dims: int) -> int:
     return max(2, dims)
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """x with the channels of a point side by side in memory: more than twice the speed of convolutions on a CPU."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats.get(x.ndim, torch.contiguous_format))
-
-
 def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """The type of a product of x and weight: what autocast says, else the weight's."""
     kind = x.device.type
@@ -82,24 +77,24 @@ def halo_sources(grid: Sequence[int], pads: Sequence[int], wraps: Sequence[bool]
 
 
 def with_halo(x: Tensor, pads: Sequence[int], ranges: Sequence[Range], sources: Sequence[Tensor]) -> Tensor:
-    """x (B, C, *grid) with `pads` more points at both ends of each axis: wrapped around, or 0 where nothing wraps.
+    """x (B, *grid, C) with `pads` more points at both ends of each axis: wrapped around, or 0 where nothing wraps.
 
     sources: what `halo_sources` gives for each of the ranges.
     """
-    sizes = [n + 2 * p for n, p in zip(x.shape[2:], pads, strict=True)]
-    points = x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])  # (B, points, C)
+    sizes = [n + 2 * p for n, p in zip(x.shape[1:-1], pads, strict=True)]
+    points = x.flatten(1, -2)  # (B, points, C)
     if len(ranges) == 1:
         out = points.index_select(1, sources[0])
     else:
-        out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[1])
+        out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[-1])
         for (first, stop, _), source in zip(ranges, sources, strict=True):
             torch.index_select(points[first:stop], 1, source, out=out[first:stop])
-    padded = out.reshape(x.shape[0], *sizes, x.shape[1]).movedim(-1, 1)
+    padded = out.view(x.shape[0], *sizes, x.shape[-1])
     for first, stop, wraps in ranges:
-        for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True)):
+        for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True), start=1):
             if pad and not around:
-                padded[first:stop].narrow(axis + 2, 0, pad).zero_()
-                padded[first:stop].narrow(axis + 2, sizes[axis] - pad, pad).zero_()
+                padded[first:stop].narrow(axis, 0, pad).zero_()
+                padded[first:stop].narrow(axis, sizes[axis - 1] - pad, pad).zero_()
     return padded
 
 
@@ -115,7 +110,7 @@ class HaloConvolution(torch.autograd.Function):
         padded = with_halo(x, pads, ranges, sources)
         ctx.save_for_backward(padded, kernel)
         ctx.pads, ctx.ranges, ctx.bias_sizes = pads, ranges, None if bias is None else list(bias.shape)
-        return _CONVOLVE[x.ndim](padded, kernel, bias)
+        return _CONVOLVE[x.ndim](padded.movedim(-1, 1), kernel, bias).movedim(1, -1)
 
     @staticmethod
     @once_differentiable
@@ -124,8 +119,8 @@ class HaloConvolution(torch.autograd.Function):
         rank = kernel.ndim - 2
         ones, zeros = [1] * rank, [0] * rank
         folded, for_kernel, for_bias = torch.ops.aten.convolution_backward(
-            gradients[0],
-            padded,
+            gradients[0].movedim(-1, 1),
+            padded.movedim(-1, 1),
             kernel,
             ctx.bias_sizes,
             ones,
@@ -137,6 +132,7 @@ class HaloConvolution(torch.autograd.Function):
             ctx.needs_input_grad[:3],
         )
         if folded is not None:
+            folded = folded.movedim(1, -1)
             for axis in range(rank):
                 for low, start, end, high, wraps in _ends(folded, axis, ctx.pads, ctx.ranges):
                     if wraps:
@@ -147,14 +143,14 @@ class HaloConvolution(torch.autograd.Function):
 
 
 def _inner(x: Tensor, pads: Sequence[int]) -> Tensor:
-    for axis, pad in enumerate(pads):
-        x = x.narrow(axis + 2, pad, x.shape[axis + 2] - 2 * pad)
+    for axis, pad in enumerate(pads, start=1):
+        x = x.narrow(axis, pad, x.shape[axis] - 2 * pad)
     return x
 
 
 def _ends(x: Tensor, axis: int, pads: tuple[int, ...], ranges: tuple[Range, ...]) -> Any:
     """Views of the two halos of an axis and of the points next to them: low halo, first, last, high halo, wraps."""
-    pad, dim = pads[axis], axis + 2
+    pad, dim = pads[axis], axis + 1
     if not pad:
         return
     # Later axes still have their halos: corners go around one axis after the other.
@@ -162,8 +158,8 @@ def _ends(x: Tensor, axis: int, pads: tuple[int, ...], ranges: tuple[Range, ...]
     size = x.shape[dim] - 2 * pad
     for first, stop, wraps in ranges:
         part = slab[first:stop]
-        places = (0, pad, size, size + pad)
-        low, start, end, high = (part.narrow(dim, place, pad) for place in places)
+        offsets = (0, pad, size, size + pad)
+        low, start, end, high = (part.narrow(dim, offset, pad) for offset in offsets)
         yield low, start, end, high, wraps[axis]
 
 
@@ -186,38 +182,47 @@ class GridKernel(nn.Module):
         drawn = self.weight.detach()
         fewer = [n for n in sorted(dims) if n < self.axes]
         self.own = nn.ParameterDict({str(n): nn.Parameter(self._fitted(drawn, self.axes, n).clone()) for n in fewer})
-        self.bias = nn.Parameter(torch.zeros(num_outputs))
-        # What `taps` returned and where the weights lay, in a network whose weights stay (`Network.fix_weights`).
-        self.kept: dict[tuple[int, torch.dtype], tuple[int, Tensor]] | None = None
+        self.bias = nn.Parameter(torch.zeros(num_outputs)) if num_outputs else None
+        # What `prepared` returned and where the weights lay, in a network whose weights stay (`Network.fix_weights`).
+        self.kept: dict[tuple[int, torch.dtype], tuple[int, Tensor, Tensor | None]] | None = None
 
-    def taps(self, dims: int, dtype: torch.dtype) -> Tensor:
-        """(rows, *size^dims, columns) for fields of `dims` dimensions; a line keeps a first axis of length 1."""
-        weight, axes = self.of(dims), dims if str(dims) in self.own else self.axes
+    def prepared(self, dims: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Kernel, as `arranged` gives it, and bias for fields of `dims` dimensions."""
         if self.kept is None or torch.is_grad_enabled():
-            return reduced(self._taps(weight, axes), axes, dims, self.averages).to(dtype)
-        stamp = weight.data_ptr()  # another one after the network was moved
+            weight, axes = self.of(dims), dims if str(dims) in self.own else self.axes
+            taps = reduced(self._taps(weight, axes), axes, dims, self.averages)
+            bias = None if self.bias is None else self._with_idle(self.bias, dims).to(dtype)
+            taps = self._with_idle(taps, dims) if bias is None else taps
+            return self.arranged(taps.to(dtype), bias)
+        stamp = self.weight.data_ptr()  # another one after the network was moved
         stored = self.kept.get((dims, dtype))
         if stored is None or stored[0] != stamp:
             with torch.enable_grad():
-                taps = self.taps(dims, dtype)
-            stored = self.kept[dims, dtype] = (stamp, taps.detach())
-        return stored[1]
+                kernel, bias = self.prepared(dims, dtype)
+            stored = self.kept[dims, dtype] = (stamp, kernel.detach(), None if bias is None else bias.detach())
+        return stored[1:]
+
+    def arranged(self, taps: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """taps (rows, *size^dims, columns) as the matrix of a product, or as the kernel of a convolution; and the bias.
+
+        A line keeps a first axis of length 1.
+        """
+        return taps.flatten(1), bias
 
     def of(self, dims: int) -> nn.Parameter:
         """The parameter that fields of `dims` dimensions take their kernel from."""
         parameter: nn.Parameter = self.own.get(str(dims), self.weight)
         return parameter
 
-    def biases(self, dims: int, dtype: torch.dtype) -> Tensor:
-        """The bias, with the kernels of other dimensions in its graph: every parameter is in every graph."""
+    def _with_idle(self, x: Tensor, dims: int) -> Tensor:
+        """x, with the kernels of other dimensions in its graph: every parameter is in every graph."""
         if not self.own or not torch.is_grad_enabled():
-            return self.bias.to(dtype)
+            return x
         used = self.of(dims)
-        idle = [w for w in (self.weight, *self.own.values()) if w is not used and w.requires_grad]
-        bias: Tensor = self.bias
-        for weight in idle:  # one number of each is enough for the graph
-            bias = bias + 0.0 * weight.flatten()[0]
-        return bias.to(dtype)
+        for weight in (self.weight, *self.own.values()):
+            if weight is not used and weight.requires_grad:
+                x = x + 0.0 * weight.flatten()[0]  # one number of each is enough for the graph
+        return x
 
     def converted(self, kernels: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Kernels of such a module by their dimensions, as this one has them: parameter -> value.
@@ -282,21 +287,24 @@ class GridConvolution(GridKernel):
         scale = 0.0 if zero else (inputs * size ** max(dims)) ** -0.5
         super().__init__(outputs, inputs, outputs, size, dims, scale)
 
+    def arranged(self, taps: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return taps.movedim(-1, 1), bias
+
     def forward(self, x: Tensor, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
-        """(B, inputs, *grid) -> (B, outputs, *grid). sources: of the halo, for each range, see `Layout.sources`."""
+        """(B, *grid, inputs) -> (B, *grid, outputs). sources: of the halo, for each range, see `Layout.sources`."""
         dtype = working_dtype(x, self.weight)
-        taps, bias = self.taps(layout.dims, dtype), self.biases(layout.dims, dtype)
-        return convolved(x.to(dtype), taps, bias, layout, sources)
+        kernel, bias = self.prepared(layout.dims, dtype)
+        return convolved(x.to(dtype), kernel, bias, layout, sources)
 
 
-def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
-    """The convolution itself, with taps (outputs, *sizes, inputs): an odd number along each axis."""
-    pads = tuple(size // 2 for size in taps.shape[1:-1])
-    kernel = taps.movedim(-1, 1)
+def convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
+    """x (B, *grid, inputs) convolved with a kernel (outputs, inputs, *sizes), an odd number of taps along each axis."""
+    pads = [size // 2 for size in kernel.shape[2:]]
     if layout.wraps_nowhere:
-        return _CONVOLVE[x.ndim](x, kernel, bias, padding=pads)
+        return _CONVOLVE[x.ndim](x.movedim(-1, 1), kernel, bias, padding=pads).movedim(1, -1)
     if not torch.is_grad_enabled():
-        return _CONVOLVE[x.ndim](with_halo(x, pads, layout.ranges, sources), kernel, bias)
+        padded = with_halo(x, pads, layout.ranges, sources)
+        return _CONVOLVE[x.ndim](padded.movedim(-1, 1), kernel, bias).movedim(1, -1)
     convolved_x: Tensor = HaloConvolution.apply(x, kernel, bias, layout.ranges, *sources)  # type: ignore[no-untyped-call]
     return convolved_x
 
@@ -308,11 +316,10 @@ class Shrink(GridKernel):
         super().__init__(outputs, inputs, outputs, 2, dims, (inputs * 2 ** max(dims)) ** -0.5)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """(B, inputs, *grid) -> (B, outputs, *grid / 2)."""
+        """(B, *grid, inputs) -> (B, *grid / 2, outputs)."""
         dtype = working_dtype(x, self.weight)
-        taps = self.taps(layout.dims, dtype)
-        cells = _cells(x.to(dtype), taps.shape[1:-1])  # (B, *grid / 2, taps x inputs)
-        return F.linear(cells, taps.flatten(1), self.biases(layout.dims, dtype)).movedim(-1, 1)
+        matrix, bias = self.prepared(layout.dims, dtype)
+        return F.linear(_cells(x.to(dtype), _cell(layout)), matrix, bias)  # cells (B, *grid / 2, taps x inputs)
 
 
 class Grow(GridKernel):
@@ -323,47 +330,77 @@ class Grow(GridKernel):
     def __init__(self, inputs: int, outputs: int, dims: Sequence[int]) -> None:
         super().__init__(inputs, outputs, outputs, 2, dims, inputs**-0.5)
 
+    def arranged(self, taps: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return taps.flatten(1).T, None if bias is None else bias.repeat(taps[0, ..., 0].numel())
+
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """(B, inputs, *grid) -> (B, outputs, *grid x 2)."""
+        """(B, *grid, inputs) -> (B, *grid x 2, outputs)."""
         dtype = working_dtype(x, self.weight)
-        taps = self.taps(layout.dims, dtype)
-        bias = self.biases(layout.dims, dtype).repeat(taps[0, ..., 0].numel())
-        cells = F.linear(x.to(dtype).movedim(1, -1), taps.flatten(1).T, bias)  # (B, *grid, taps x outputs)
-        return _points(cells, taps.shape[1:-1])
+        matrix, bias = self.prepared(layout.dims, dtype)
+        return _points(F.linear(x.to(dtype), matrix, bias), _cell(layout))  # of (B, *grid, taps x outputs)
+
+
+def _cell(layout: Layout) -> tuple[int, ...]:
+    """Points along each axis of the grid that are one point of the next level."""
+    return (1, 2) if layout.dims == 1 else (2,) * layout.dims
 
 
 def _cells(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(B, C, *grid) -> (B, *grid / sizes, cell x C). A view for a line."""
+    """(B, *grid, C) -> (B, *grid / sizes, cell x C). A view in 1D."""
     rank = len(sizes)
-    split = [n for points, size in zip(x.shape[2:], sizes, strict=True) for n in (points // size, size)]
-    parts = x.movedim(1, -1).reshape(x.shape[0], *split, x.shape[1])  # (B, X, 2, Y, 2, C)
+    split = [n for points, size in zip(x.shape[1:-1], sizes, strict=True) for n in (points // size, size)]
+    parts = x.reshape(x.shape[0], *split, x.shape[-1])  # (B, X, 2, Y, 2, C)
     order = [0, *range(1, 1 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2), 1 + 2 * rank]
     return parts.permute(order).flatten(1 + rank)
 
 
 def _points(cells: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(B, *grid, cell x C) -> (B, C, *grid x sizes): inverse of `_cells`."""
+    """(B, *grid, cell x C) -> (B, *grid x sizes, C): inverse of `_cells`."""
     rank = len(sizes)
     grid = cells.shape[1:-1]
     parts = cells.reshape(cells.shape[0], *grid, *sizes, -1)  # (B, X, Y, 2, 2, C)
     order = [0, *(n for axis in range(rank) for n in (1 + axis, 1 + rank + axis)), 1 + 2 * rank]
     whole = [points * size for points, size in zip(grid, sizes, strict=True)]
-    return parts.permute(order).reshape(cells.shape[0], *whole, -1).movedim(-1, 1)
+    return parts.permute(order).reshape(cells.shape[0], *whole, -1)
+
+
+class PointMatrix(GridKernel):
+    """A matrix between the channels of each point, whose result is added to other points. Zero when new."""
+
+    def __init__(self, inputs: int, outputs: int, dims: Sequence[int]) -> None:
+        super().__init__(outputs, inputs, 0, 1, dims, 0.0)
+
+    def forward(self, y: Tensor, x: Tensor, layout: Layout) -> Tensor:
+        """x (B, *grid, outputs) and the product with y (B, *grid, inputs)."""
+        dtype = working_dtype(y, self.weight)
+        return plus_product(x, y.to(dtype), self.prepared(layout.dims, dtype)[0])
+
+
+def plus_product(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
+    """x (..., N) + y (..., M) matrix^T, in one pass over memory where both have one type; matrix (N, M)."""
+    if x.dtype != y.dtype or torch.is_autocast_enabled(x.device.type):
+        return x + F.linear(y, matrix)
+    return torch.addmm(x.flatten(0, -2), y.flatten(0, -2), matrix.T).view(x.shape)
 
 
 class ResidualBlock(nn.Module):
-    """x + B gelu((A x) (1 + scale) + shift), with scale and shift from the condition; the identity when new."""
+    """x + B gelu((A x) scale + shift), with scale and shift from the condition; the identity when new.
 
-    def __init__(self, width: int, size: int, dims: Sequence[int]) -> None:
+    A is a convolution, B another one or a matrix at each point (`pointwise`).
+    """
+
+    def __init__(self, width: int, size: int, pointwise: bool, dims: Sequence[int]) -> None:
         super().__init__()
         self.inner = GridConvolution(width, width, size, dims)
-        self.outer = GridConvolution(width, width, size, dims, zero=True)
+        self.outer: PointMatrix | GridConvolution
+        self.outer = PointMatrix(width, width, dims) if pointwise else GridConvolution(width, width, size, dims, True)
         self.num_modulations = 2 * width
 
     def forward(self, x: Tensor, modulation: Tensor, layout: Layout, *sources: Tensor) -> Tensor:
-        """x (B, C, *grid), modulation (B, 2 C), sources as in `GridConvolution` -> (B, C, *grid)."""
+        """x (B, *grid, C), modulation (B, 1, .., 2 C), sources as in `GridConvolution` -> (B, *grid, C)."""
         y = self.inner(x, layout, sources)
-        scale, shift = modulation.to(y.dtype).reshape(*modulation.shape, *[1] * (x.ndim - 2)).chunk(2, dim=1)
-        y = F.gelu(torch.addcmul(shift, y, 1 + scale))
-        added: Tensor = x + self.outer(y, layout, sources)
-        return added
+        scale, shift = modulation.to(y.dtype).chunk(2, dim=-1)
+        y = F.gelu(torch.addcmul(shift, y, scale))
+        pointwise = isinstance(self.outer, PointMatrix)
+        out: Tensor = self.outer(y, x, layout) if pointwise else x + self.outer(y, layout, sources)
+        return out

@@ -8,7 +8,7 @@ tasks differ by rows of tables. The tasks of a group run as one graph: their sam
 only padding and rotary positions depend on their boundaries. Queries and keys of the attention are rotated by angles
 that grow along each axis, so that their products depend on the offset between two points.
 
-B samples, C channels, S space, D width of a level, M modulations of all blocks.
+B samples, C channels, S space, D width of a level, M modulations of all blocks. Grids are (B, *grid, D).
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from torch.nn import functional as F
 
 from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
-from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
+from ups.models.grid_convolution import (
+    GridKernel,
+    Grow,
+    Layout,
+    Range,
+    ResidualBlock,
+    Shrink,
+    extended,
+    grid_rank,
+    plus_product,
+)
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLinearPart
 from ups.models.normalization import Constants, wide
@@ -61,20 +71,21 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 hint="use fewer heads or a larger last width",
             )
         self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
-        self.down = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
+        levels = [(*level, config.pointwise) for level in zip(widths, counts, sizes, strict=True)]
+        self.down = nn.ModuleList(_blocks(*level, dims) for level in levels[:-1])
         self.shrink = nn.ModuleList(Shrink(a, b, dims) for a, b in itertools.pairwise(widths))
-        self.middle = _blocks(widths[-1], counts[-1], sizes[-1], dims)
+        self.middle = _blocks(*levels[-1], dims)
         # By the number of the block before it, so that weights keep their name whichever other blocks have one.
         seeing = {True: range(counts[-1]), "last": range(counts[-1])[-1:], False: range(0)}[config.attention]
         self.attention = nn.ModuleDict({str(n): CoarseAttention(widths[-1], config.num_heads) for n in seeing})
         self.grow = nn.ModuleList(Grow(b, a, dims) for a, b in itertools.pairwise(widths))
-        self.up = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
+        self.up = nn.ModuleList(_blocks(*level, dims) for level in levels[:-1])
         self.lower = Lower(tasks, widths[0])
         moving = config.propagator and not all(task.steady for task in tasks)
         self.propagator = Propagator(tasks) if moving else None
         self._modulated = [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention)]
-        modulations = sum(m.num_modulations for m in self._modulated)
-        self.condition = MultiscaleCondition(tasks, widths[-1], modulations, config.noise_size)
+        self._told = [m.num_modulations for m in self._modulated]
+        self.condition = MultiscaleCondition(tasks, widths[-1], self._told, config.noise_size)
         self._constants = Constants()
         # Halving, and a kernel that must not be longer than the axis twice, ask for a grid of their own.
         self._fit = GridFit(2 ** len(self.shrink), least=config.kernel_size // 2)
@@ -92,15 +103,16 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         amplitudes = [self._amplitude(g) for g in ordered]
         device_type = ordered[0].fields.device.type
         with torch.autocast(device_type, enabled=False):
-            modulations = self.condition(ordered, [a.log() for a in amplitudes])
-        x = torch.cat([self._lifted(g, a) for g, a in zip(ordered, amplitudes, strict=True)])
+            modulations = self._modulations(ordered, amplitudes)
+        x = _joined([self._lifted(g, a) for g, a in zip(ordered, amplitudes, strict=True)])
         x = wide(self._trunk(wide(x), modulations, layout))
         predictions: dict[int, Tensor] = {}
         with torch.autocast(device_type, enabled=False):
-            parts = torch.split(x, [g.fields.shape[0] for g in ordered])
+            parts = torch.split(x, [g.fields.shape[0] for g in ordered]) if len(ordered) > 1 else (x,)
             changes = self._linear(ordered)
             for n, given, part, amplitude, change in zip(order, ordered, parts, amplitudes, changes, strict=True):
-                y = wide(self.lower(part, given, self._fit)) * amplitude.reshape(-1, *[1] * (given.fields.ndim - 1))
+                y = wide(self.lower(part, given, self._fit))
+                y = y if amplitude is None else y * _by_sample(amplitude, y)
                 predictions[n] = y if change is None else y + change
         return [predictions[n] for n in range(len(group))]
 
@@ -240,31 +252,48 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         taken["lift.table"] = extended(taps, axes, self.axes).flatten(1, -2)
         return taken
 
-    def _amplitude(self, given: NetworkInput) -> Tensor:
-        """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told."""
+    def _amplitude(self, given: NetworkInput) -> Tensor | None:
+        """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told. None
+        for a task whose frames stay as they are."""
         if not self.scales_frames(given.task, given.spans_sizes):
-            return torch.ones_like(wide(given.dt))
+            return None
         # Clamped before the root, whose slope at 0 is infinite.
         return wide(last_frame(given)).flatten(1).square().mean(1).clamp_min(_SMALLEST_AMPLITUDE**2).sqrt()
 
-    def _lifted(self, given: NetworkInput, amplitude: Tensor) -> Tensor:
-        task = given.task
-        num_static = task.num_channels("static")
-        static, state = given.fields[:, :num_static], given.fields[:, num_static:]
-        scaled = state / amplitude.reshape(-1, *[1] * (state.ndim - 1))
-        layout = _layout([task], [given.fields.shape[0]])
-        lifted: Tensor = self.lift(given, torch.cat([static, scaled], dim=1), self._fit, layout)
+    def _modulations(self, group: Sequence[NetworkInput], amplitudes: Sequence[Tensor | None]) -> Tensor:
+        """(B, 1, .., M): scales and shifts of all blocks. Of one task they are made once for a rollout, if no amplitude
+        and no noise is part of them."""
+        rank = grid_rank(group[0].task.num_spatial_dims)
+
+        def told() -> Tensor:
+            modulations: Tensor = self.condition(group, amplitudes)
+            return modulations.reshape(len(modulations), *[1] * rank, -1)
+
+        first = group[0]
+        lasting = len(group) == 1 and amplitudes[0] is None and first.noise is None
+        return first.memo.once("modulations", told) if lasting else told()
+
+    def _lifted(self, given: NetworkInput, amplitude: Tensor | None) -> Tensor:
+        task, fields = given.task, given.fields
+        if amplitude is not None:
+            static, state = torch.tensor_split(fields, [task.num_channels("static")], dim=1)
+            scaled = state / _by_sample(amplitude, state)
+            fields = torch.cat([static, scaled], dim=1) if static.shape[1] else scaled
+        layout = _layout([task], [fields.shape[0]])
+        lifted: Tensor = self.lift(given, fields, self._fit, layout)
         return lifted
 
     def _trunk(self, x: Tensor, modulations: Tensor, layout: Layout) -> Tensor:
-        """x (B, D, *grid), modulations (B, M) -> (B, D, *grid)."""
-        split = torch.split(modulations, [m.num_modulations for m in self._modulated], dim=1)
+        """x (B, *grid, D), modulations (B, 1, .., M) -> (B, *grid, D)."""
+        split = torch.split(modulations, self._told, dim=-1)
         of: dict[nn.Module, Tensor] = dict(zip(self._modulated, split, strict=True))
+        halos: list[tuple[Tensor, ...]] = []
 
         def through(level: int, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-            sources = layout.sources(x.shape[2:], self._sizes[level], self._constants, x.device)
+            if level == len(halos):
+                halos.append(layout.sources(x.shape[1:-1], self._sizes[level], self._constants, x.device))
             for block in blocks:
-                x = block(x, of[block], layout, *sources)
+                x = block(x, of[block], layout, *halos[level])
             return x
 
         passed = []
@@ -274,18 +303,18 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             x = wide(shrink(x, layout))
         phases = self._phases(x, layout) if self.attention else x
         for number, block in enumerate(self.middle):
-            x = through(-1, [block], x)
+            x = through(len(passed), [block], x)
             if str(number) in self.attention:
                 attention = self.attention[str(number)]
                 x = attention(x, of[attention], phases)
         for level in reversed(range(len(passed))):
-            x = through(level, self.up[level], self.grow[level](x, layout) + passed[level])  # type: ignore[arg-type]
+            x = through(level, self.up[level], passed[level] + self.grow[level](x, layout))  # type: ignore[arg-type]
         return x
 
     def _phases(self, x: Tensor, layout: Layout) -> Tensor:
         """Rotary phases of queries and keys by the boundaries of each sample: (B or 1, points, level width, 2)."""
-        grid, heads = tuple(x.shape[2:]), self.config.num_heads
-        num_pairs = x.shape[1] // heads // 2
+        grid, heads = tuple(x.shape[1:-1]), self.config.num_heads
+        num_pairs = x.shape[-1] // heads // 2
         all_phases = []
         for first, stop, wraps in layout.ranges:
             phases = self._constants.get(
@@ -305,10 +334,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         if not transient:  # every parameter is in every graph
             return [self.propagator.table.sum() * 0.0 for _ in group]
         changes = iter(self.propagator(transient))
-        return [
-            None if g.task.steady else next(changes) * g.change_gain.reshape(-1, *[1] * (g.fields.ndim - 2))
-            for g in group
-        ]
+        return [None if g.task.steady else next(changes) * _by_channel(g.change_gain, g.fields) for g in group]
 
 
 def build(config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: int) -> MultiscaleNetwork:
@@ -316,8 +342,22 @@ def build(config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: i
     return MultiscaleNetwork(config, tasks, context_frames)
 
 
-def _blocks(width: int, count: int, size: int, dims: Sequence[int]) -> nn.ModuleList:
-    return nn.ModuleList(ResidualBlock(width, size, dims) for _ in range(count))
+def _blocks(width: int, count: int, size: int, pointwise: bool, dims: Sequence[int]) -> nn.ModuleList:
+    return nn.ModuleList(ResidualBlock(width, size, pointwise, dims) for _ in range(count))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _by_sample(numbers: Tensor, like: Tensor) -> Tensor:
+    """numbers (B,) -> (B, 1, ..) with as many dimensions as `like` (B, C, *S)."""
+    return numbers.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _by_channel(numbers: Tensor, like: Tensor) -> Tensor:
+    """numbers (C,) -> (C, 1, ..) for tensors like `like` (B, C, *S)."""
+    return numbers.reshape(-1, *[1] * (like.ndim - 2))
 
 
 def _wraps(task: TaskSpec) -> tuple[bool, ...]:
@@ -392,8 +432,12 @@ class _Noise(nn.Module):
 class MultiscaleCondition(nn.Module):
     """Scalars and names of all samples -> scales and shifts of all blocks."""
 
-    def __init__(self, tasks: Sequence[TaskSpec], width: int, num_modulations: int, noise_size: int = 0) -> None:
+    def __init__(self, tasks: Sequence[TaskSpec], width: int, modulations: Sequence[int], noise_size: int = 0) -> None:
+        """modulations: how many numbers each block gets; the first half of them are scales."""
         super().__init__()
+        self._halves = [n // 2 for n in modulations]
+        self._constants = Constants()
+        num_modulations = sum(modulations)
         self._specs = tuple(tasks)
         self.tasks = _Tasks(tasks, width, std=0.5)
         self.boundaries = _Boundaries(tasks, width, std=0.1)
@@ -404,11 +448,16 @@ class MultiscaleCondition(nn.Module):
         nn.init.zeros_(self.out.bias)
         self.noise = _Noise(tasks, noise_size, num_modulations) if noise_size else None
 
-    def forward(self, group: Sequence[NetworkInput], log_amplitudes: Sequence[Tensor]) -> Tensor:
-        """log_amplitudes (B,) of each task -> (B, M) for the samples of the group, one task after the other."""
-        entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
+    def forward(self, group: Sequence[NetworkInput], amplitudes: Sequence[Tensor | None]) -> Tensor:
+        """amplitudes (B,) of each task -> (B, M) for the samples of the group, one task after the other."""
+        entry = _joined([self._entry(g, a) for g, a in zip(group, amplitudes, strict=True)])
         modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
+        modulations = modulations + self._constants.get(self._identity, "identity", entry.device, modulations.dtype)
         return modulations if self.noise is None else modulations + self.noise(group)
+
+    def _identity(self) -> Tensor:
+        """(M,): scales of 1 and shifts of 0."""
+        return torch.cat([torch.cat([torch.ones(half), torch.zeros(half)]) for half in self._halves])
 
     def told(self) -> dict[str, NamedTable]:
         """The tables of what it is told about a sample, by name."""
@@ -443,14 +492,21 @@ class MultiscaleCondition(nn.Module):
             slope.mul_(first.normalized)
             relative.mul_(first.relative)
 
-    def _entry(self, given: NetworkInput, log_amplitude: Tensor) -> Tensor:
-        task = given.task
-        fixed = self.tasks.of(task).sum(0) + self.boundaries.of(task).sum(0)  # (D,)
-        # A task's own step is 0: its unit of time means nothing to other tasks.
-        log_dt = torch.zeros_like(given.dt) if task.steady else torch.log(given.dt / task.dt)
-        values = [log_dt[:, None], log_amplitude[:, None], given.relative_parameters, given.parameters]
-        scalars = torch.cat([v.to(fixed.dtype) for v in values], dim=1)  # (B, 2 + 2 P)
-        return torch.addmm(fixed, scalars, self.scalars.of(task))
+    def _entry(self, given: NetworkInput, amplitude: Tensor | None) -> Tensor:
+        """(B, D). What does not follow from the state is made once for a rollout."""
+        task, slopes = given.task, given.memo.once("slopes", lambda: self.scalars.of(given.task))
+
+        def lasting() -> Tensor:
+            fixed = self.tasks.of(task).sum(0) + self.boundaries.of(task).sum(0)  # (D,)
+            # A task's own step is 0: its unit of time means nothing to other tasks.
+            log_dt = torch.zeros_like(given.dt) if task.steady else torch.log(given.dt / task.dt)
+            values = [log_dt[:, None], log_dt.new_zeros(len(log_dt), 1), given.relative_parameters, given.parameters]
+            return torch.addmm(fixed, torch.cat([v.to(fixed.dtype) for v in values], dim=1), slopes)
+
+        entry = given.memo.once("entry", lasting)
+        if amplitude is None:
+            return entry
+        return torch.addcmul(entry, amplitude.log()[:, None].to(entry.dtype), slopes[1])
 
 
 class CoarseAttention(nn.Module):
@@ -466,10 +522,10 @@ class CoarseAttention(nn.Module):
         self.num_modulations = 2 * width
 
     def forward(self, x: Tensor, modulation: Tensor, phases: Tensor) -> Tensor:
-        """x (B, D, *grid), modulation (B, 2 D), phases (B or 1, L, D, 2) from `rope_phases` -> (B, D, *grid)."""
-        z = x.flatten(2).transpose(1, 2)  # (B, L, D)
-        scale, shift = modulation[:, None].chunk(2, dim=-1)  # each (B, 1, D)
-        y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)).to(shift.dtype), 1 + scale)
+        """x (B, *grid, D), modulation (B, 1, .., 2 D), phases (B or 1, L, D, 2) from `rope_phases` -> (B, *grid, D)."""
+        z = x.flatten(1, -2)  # (B, L, D)
+        scale, shift = modulation.flatten(1, -2).chunk(2, dim=-1)  # each (B, 1, D)
+        y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)).to(shift.dtype), scale)
         y = self.inner(y.to(self.inner.weight.dtype))
         pairs, v, value, gate = torch.split(y, [2 * self.width, *[self.width] * 3], dim=-1)
         # Scores in float32: differences of large products decide, and half precision is slower here on a CPU.
@@ -478,9 +534,9 @@ class CoarseAttention(nn.Module):
             q, k = torch.split(rotated(wide(pairs), phases), self.width, dim=-1)
             q, k, v = (part.reshape(heads).transpose(1, 2) for part in (q, k, wide(v)))  # each (B, H, L, D/H)
             seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, L, D)
-        mixed = torch.cat([seen.to(y.dtype), F.silu(gate) * value], dim=-1)
-        added: Tensor = z + self.outer(mixed)
-        return added.transpose(1, 2).reshape(x.shape)
+        of_seen, of_gated = torch.split(self.outer.weight.to(y.dtype), self.width, dim=1)
+        z = plus_product(plus_product(z, seen.to(y.dtype), of_seen), F.silu(gate) * value, of_gated)
+        return z.reshape(x.shape)
 
 
 def rotated(x: Tensor, phases: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ups.errors import ConfigError
 from ups.models.vocabulary import Channels
 from ups.models.warm_start import WarmStart
+from ups.spec.batch import Memo
 from ups.spec.task import TaskSpec
 
 
@@ -27,6 +28,7 @@ class NetworkInput:
     change_gain (C,): normalized change -> scaled change, for a part of a network that works in normalized units.
     spans_sizes: whether frames of the task go through orders of magnitude (`Statistics.spans_sizes`).
     noise (B, K): of each sample as a member of an ensemble, for a network with `noise_size`; None means zeros.
+    memo: of what does not follow from the state (`ups.spec.batch.Memo`); it lasts as long as a rollout.
     """
 
     task: TaskSpec
@@ -40,6 +42,7 @@ class NetworkInput:
     change_gain: Tensor
     spans_sizes: bool = False
     noise: Tensor | None = None
+    memo: Memo = field(default_factory=Memo)
 
 
 class Network(WarmStart, ABC):

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from ups.errors import DataError
 from ups.models.vocabulary import Vocabulary
@@ -38,6 +40,7 @@ class Normalization(nn.Module):
     def __init__(self, vocabulary: Vocabulary, tasks: Sequence[TaskSpec], statistics: Mapping[str, Statistics]) -> None:
         super().__init__()
         self.vocabulary = vocabulary
+        self._columns = Constants()
         rows: dict[str, dict[int, tuple[float, ...]]] = {}
         for task in tasks:
             if task.name not in statistics:
@@ -50,10 +53,26 @@ class Normalization(nn.Module):
                 table[row, : len(values)] = torch.tensor(values, dtype=torch.float64)
             self.register_buffer(name, table)
 
-    def column(self, name: str, task: TaskSpec, like: Tensor, length: int) -> Tensor:
-        """(length,) numbers of one task, in the dtype and on the device of `like`."""
-        table: Tensor = getattr(self, name)
-        return table[self.vocabulary.task_id(task.name), :length].to(device=like.device, dtype=like.dtype)
+    def column(
+        self, name: str, task: TaskSpec, like: Tensor, length: int, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """(length,) numbers of one task, or as `shape`, in the dtype and on the device of `like`."""
+        row = self.vocabulary.task_id(task.name)
+
+        def read() -> Tensor:
+            numbers: Tensor = getattr(self, name)[row, :length]
+            return numbers if shape is None else numbers.reshape(*shape)
+
+        key = (name, row, length, None if shape is None else tuple(shape))
+        return self._columns.get(read, key, like.device, like.dtype)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._columns.clear()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._columns.clear()
+        super()._load_from_state_dict(*args, **kwargs)
 
     def normalize(self, role: str, task: TaskSpec, values: Tensor, channel_dim: int) -> Tensor:
         """Physical -> zero mean and unit deviation. role: state, static or target."""
@@ -120,15 +139,14 @@ class Normalization(nn.Module):
         return self._by_channel("output_gain", task, like, task.predicted)
 
     def _by_channel(self, name: str, task: TaskSpec, like: Tensor, role: Role) -> Tensor:
-        numbers = self.column(name, task, like, task.num_channels(role))
-        return numbers.reshape(-1, *([1] * task.num_spatial_dims))
+        return self.column(name, task, like, task.num_channels(role), (-1, *[1] * task.num_spatial_dims))
 
     def _mean_std(self, role: str, task: TaskSpec, x: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:
         length = x.shape[channel_dim]
         shape = [1] * x.ndim
         shape[channel_dim] = length
-        mean = self.column(f"{role}_mean", task, x, length).reshape(shape)
-        return mean, self.column(f"{role}_std", task, x, length).reshape(shape)
+        mean = self.column(f"{role}_mean", task, x, length, shape)
+        return mean, self.column(f"{role}_std", task, x, length, shape)
 
 
 def _rms(mean: Tensor, std: Tensor) -> Tensor:
@@ -175,12 +193,19 @@ class Constants:
 
     def get(self, make: Callable[[], Tensor], key: Hashable, device: torch.device, dtype: torch.dtype) -> Tensor:
         """What `make` returns (on the CPU), on `device` as `dtype`."""
-        place = (key, device, dtype)
-        if place not in self._known:
+        full_key = (key, device, dtype)
+        if full_key not in self._known:
             # Autograd refuses to keep a tensor that was made in inference mode, and training may follow.
             with torch.inference_mode(False), torch.device("cpu"):
-                self._known[place] = make().to(device=device, dtype=dtype)
-        return self._known[place]
+                made = make().to(device=device, dtype=dtype)
+            if is_fake(made):  # of an export or a rehearsal: it has no numbers
+                return made
+            self._known[full_key] = made
+        return self._known[full_key]
+
+    def clear(self) -> None:
+        """Forget all, because something that the keys do not say has changed."""
+        self._known.clear()
 
     def index(self, numbers: Callable[[], list[int]], key: Hashable, device: torch.device) -> Tensor:
         """Row numbers as an index on `device`: made there once, because a copy to a GPU waits for it."""

@@ -24,6 +24,7 @@ from ups.models.network import NetworkInput
 from ups.models.normalization import wide
 from ups.models.task_tables import NamedTable, RowName
 from ups.models.warm_start import UnitChange
+from ups.spec.batch import Memo
 from ups.spec.task import TaskSpec
 
 _UNIT = 8.0  # periods of a wave at which all powers of the frequency are 1
@@ -75,8 +76,9 @@ class Propagator(NamedTable):
             by_kind.setdefault(kind, []).append(number)
         for kind, numbers in by_kind.items():
             lines = [wide(last_frame(group[n])).flatten(0, 1) for n in numbers]  # each (R, *S)
-            symbols = [self._coefficients(group[n]) for n in numbers]  # each (R, axes, 5)
-            change = self._propagated(torch.cat(lines), torch.cat(symbols), kind)
+            memo = group[numbers[0]].memo if len(numbers) == 1 else Memo()
+            symbols = memo.once("symbols", lambda: self._symbols([group[n] for n in numbers], kind))  # noqa: B023
+            change = self._propagated(lines[0] if len(lines) == 1 else torch.cat(lines), symbols, kind)
             parts = torch.split(change, [line.shape[0] for line in lines])
             for n, part in zip(numbers, parts, strict=True):
                 changes[n] = part.reshape(group[n].fields.shape[0], -1, *part.shape[1:])
@@ -94,36 +96,43 @@ class Propagator(NamedTable):
         shape = (given.fields.shape[0], len(task.axes), task.num_channels("state"), _EVEN + _ODD)
         return product.reshape(shape).transpose(1, 2).flatten(0, 1)
 
-    def _propagated(self, u: Tensor, coefficients: Tensor, periodic: Sequence[bool]) -> Tensor:
-        """u (R, *S), coefficients (R, axes, 5) -> the change (R, *S)."""
-        change = self._along(0, u, coefficients[:, 0], periodic[0])
+    def _symbols(self, group: Sequence[NetworkInput], periodic: Sequence[bool]) -> list[tuple[Tensor, Tensor]]:
+        """Of each axis, real and imaginary part (R, 1, .., K) of exp(symbol) - 1."""
+        coefficients = torch.cat([self._coefficients(given) for given in group])  # (R, axes, 5)
+        space = group[0].fields.shape[2:]
+        symbols = []
+        for axis, points in enumerate(space):
+            powers = self._matrix(symbol_powers, points, periodic[axis], coefficients)
+            even, odd = torch.split(coefficients[:, axis], [_EVEN, _ODD], dim=-1)
+            growth = (even @ powers[:_EVEN]).clamp(_SLOWEST, _FASTEST)  # (R, K)
+            turn = odd @ powers[_EVEN:]
+            # exp(growth) (cos(turn) - i sin(turn)) - 1, without the loss of digits where it is small.
+            real = torch.expm1(growth) * turn.cos() - 2 * (turn / 2).sin().square()
+            imaginary = -growth.exp() * turn.sin()
+            shape = [len(growth), *[1] * (len(space) - 1), -1]
+            symbols.append((real.reshape(shape), imaginary.reshape(shape)))
+        return symbols
+
+    def _propagated(self, u: Tensor, symbols: Sequence[tuple[Tensor, Tensor]], periodic: Sequence[bool]) -> Tensor:
+        """u (R, *S) -> the change (R, *S): by what happens along one axis after the other."""
+        change = self._along(0, u, symbols[0], periodic[0])
         for axis in range(1, len(periodic)):
-            change = change + self._along(axis, u + change, coefficients[:, axis], periodic[axis])
+            change = change + self._along(axis, u + change, symbols[axis], periodic[axis])
         return change
 
-    def _along(self, axis: int, u: Tensor, coefficients: Tensor, periodic: bool) -> Tensor:
-        """u (R, *S), coefficients (R, 5) -> the change (R, *S) by what happens along one axis."""
-        points = u.shape[axis + 1]
-
-        def matrix(make: Callable[[int, bool], Tensor]) -> Tensor:
-            return self._constants.get(lambda: make(points, periodic), (make, points, periodic), u.device, u.dtype)
-
-        powers = matrix(symbol_powers)
-        even, odd = torch.split(coefficients, [_EVEN, _ODD], dim=-1)
-        growth = (even @ powers[:_EVEN]).clamp(_SLOWEST, _FASTEST)  # (R, K)
-        turn = odd @ powers[_EVEN:]
-        # exp(growth) (cos(turn) - i sin(turn)) - 1, without the loss of digits where it is small.
-        real = torch.expm1(growth) * turn.cos() - 2 * (turn / 2).sin().square()
-        imaginary = -growth.exp() * turn.sin()
-        shape = [u.shape[0], *[1] * (u.ndim - 2), -1]
-        real, imaginary = real.reshape(shape), imaginary.reshape(shape)
-        waves = u.movedim(axis + 1, -1) @ matrix(analysis_matrix)  # (R, ..., 2 K), or (R, ..., K) of cosines
+    def _along(self, axis: int, u: Tensor, symbol: tuple[Tensor, Tensor], periodic: bool) -> Tensor:
+        """u (R, *S) -> the change (R, *S) by what happens along one axis."""
+        points, (real, imaginary) = u.shape[axis + 1], symbol
+        waves = u.movedim(axis + 1, -1) @ self._matrix(analysis_matrix, points, periodic, u)  # (R, ..., 2 K or K)
         if periodic:
             c, s = waves.chunk(2, dim=-1)
             moved = torch.cat([c * real + s * imaginary, s * real - c * imaginary], dim=-1)
         else:
             moved = torch.cat([waves * real, -waves * imaginary], dim=-1)
-        return (moved @ matrix(synthesis_matrix)).movedim(-1, axis + 1)
+        return (moved @ self._matrix(synthesis_matrix, points, periodic, u)).movedim(-1, axis + 1)
+
+    def _matrix(self, make: Callable[[int, bool], Tensor], points: int, periodic: bool, like: Tensor) -> Tensor:
+        return self._constants.get(lambda: make(points, periodic), (make, points, periodic), like.device, like.dtype)
 
 
 def last_frame(given: NetworkInput) -> Tensor:

@@ -11,6 +11,7 @@ B samples, T context frames, C state channels, Cs static channels, Ct target cha
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
-from ups.spec.batch import Batch
+from ups.spec.batch import Batch, Memo
 from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
 
@@ -122,21 +123,26 @@ class Stepper(nn.Module):
 
     def network_input(self, batch: Batch) -> NetworkInput:
         """The samples as the network gets them. Raises DataError for a task that it was not built for."""
+        memo, task = batch.memo or Memo(), batch.task
+        lasting = memo.once("input", lambda: self._lasting_input(batch, memo))
+        fields, channels = self.inputs(batch.state, batch.static, task, memo)
+        return lasting(fields=self._fit_of(task).onto(fields, task), channels=channels, noise=batch.noise)
+
+    def _lasting_input(self, batch: Batch, memo: Memo) -> Callable[..., NetworkInput]:
+        """What the state does not change of the input of a network."""
         self._check(batch)
         task = batch.task
-        fields, channels = self.inputs(batch.state, batch.static, task)
-        return NetworkInput(
+        return functools.partial(
+            NetworkInput,
             task=task,
-            fields=self._fit_of(task).onto(fields, task),
-            channels=channels,
             outputs=task.channel_names(task.predicted),
             parameters=self.normalization.parameters_of(task, batch.parameters),
             relative_parameters=self.normalization.relative_parameters(task, batch.parameters),
             dt=batch.dt,
             coordinates=self._fit_of(task).coordinates(batch.coordinates, task),
-            change_gain=self.normalization.change_gain(task, fields),
+            change_gain=self.normalization.change_gain(task, wide(batch.static if task.steady else batch.state)),
             spans_sizes=self.statistics[task.name].spans_sizes,
-            noise=batch.noise,
+            memo=memo,
         )
 
     def _fit_of(self, task: TaskSpec) -> GridFit:
@@ -174,7 +180,7 @@ class Stepper(nn.Module):
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
         x = wide(last)
-        following = x + change * self.normalization.change_scale(task, x)
+        following = torch.addcmul(x, change, self.normalization.change_scale(task, x))
         return at_boundaries(not_negative(following, task, conserve=self._conserve), task)
 
     def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
@@ -182,20 +188,26 @@ class Stepper(nn.Module):
         difference = wide(following) - wide(last)
         return difference / self.normalization.change_scale(task, difference)
 
-    def inputs(self, state: Tensor, static: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
+    def inputs(
+        self, state: Tensor, static: Tensor, task: TaskSpec, memo: Memo | None = None
+    ) -> tuple[Tensor, Channels]:
         """Context frames and static fields as one normalized tensor (B, T * C + Cs, *S), and what its channels are."""
-        last_slot = self.context_frames - 1
-        static_names = task.channel_names("static")
-        parts = [self.normalization.normalize("static", task, static, 1)]
-        names, slots = list(static_names), [last_slot] * len(static_names)
+        memo = memo or Memo()
+        parts = []
+        if static.shape[1] or task.steady:
+            parts.append(memo.once("static", lambda: self.normalization.normalize("static", task, static, 1)))
         if not task.steady:
-            frames = self.normalization.normalize("state", task, state, 2)
-            parts.append(frames.flatten(1, 2))
-            state_names = task.channel_names("state")
-            for frame in range(self.context_frames):
-                names += state_names
-                slots += [frame] * len(state_names)
-        return torch.cat(parts, dim=1), Channels(tuple(names), tuple(slots))
+            parts.append(self.normalization.normalize("state", task, state, 2).flatten(1, 2))
+        fields = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return fields, memo.once("channels", lambda: self._channels(task))
+
+    def _channels(self, task: TaskSpec) -> Channels:
+        names = list(task.channel_names("static"))
+        slots = [self.context_frames - 1] * len(names)
+        for frame in range(0 if task.steady else self.context_frames):
+            names += task.channel_names("state")
+            slots += [frame] * task.num_channels("state")
+        return Channels(tuple(names), tuple(slots))
 
     def target_inputs(self, target: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
         """The target (B, Ct, *S) of a steady task as the encoder takes fields: what a latent of it is made from."""
@@ -303,6 +315,7 @@ def rollout(predictor: Predictor, batch: Batch, num_steps: int) -> Iterator[Tens
     if batch.task.steady:
         yield predictor(batch)
         return
+    batch = replace(batch, memo=Memo())
     for _ in range(num_steps):
         frame = predictor(batch)
         yield frame

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ups.models.grid_convolution import Layout, channels_last, convolved, grid_rank, reduced, working_dtype
+from ups.models.grid_convolution import Layout, convolved, grid_rank, reduced, working_dtype
 from ups.models.grid_fit import GridFit
 from ups.models.network import NetworkInput
 from ups.models.normalization import Constants
@@ -109,18 +109,22 @@ class Lift(NamedTable):
         return borrowed
 
     def forward(self, given: NetworkInput, fields: Tensor, fit: GridFit, layout: Layout) -> Tensor:
-        """fields (B, F, *S), which may be scaled -> (B, D, *grid) on the grid that fits."""
+        """fields (B, F, *S), which may be scaled -> (B, *grid, D) on the grid that fits."""
         task = given.task
-        inputs = torch.cat([fields, *self._positions(given, fields)], dim=1)
-        inputs = fit.onto(inputs, task)
+        positions = given.memo.once("positions", lambda: self._positions(given, fields))
+        inputs = fit.onto(torch.cat([fields, *positions], dim=1) if positions else fields, task).movedim(1, -1)
         if task.num_spatial_dims == 1:
-            inputs = inputs.unsqueeze(2)
+            inputs = inputs.unsqueeze(1)
         dtype = working_dtype(inputs, self.table)
+        taps = given.memo.once("lift", lambda: self._taps(task)).to(dtype)
+        sources = layout.sources(inputs.shape[1:-1], self.size, self._constants, inputs.device)
+        return convolved(inputs.to(dtype).contiguous(), taps, None, layout, sources)
+
+    def _taps(self, task: TaskSpec) -> Tensor:
+        """The kernel (D, F, *sizes)."""
         taps = self.table[self.rows(task, self.table.device)]
         taps = taps.reshape(taps.shape[0], *[self.size] * self.axes, -1)
-        taps = reduced(taps, self.axes, task.num_spatial_dims).transpose(0, -1).contiguous()  # (D, *sizes, F)
-        sources = layout.sources(inputs.shape[2:], self.size, self._constants, inputs.device)
-        return convolved(channels_last(inputs.to(dtype)), taps.to(dtype), None, layout, sources)
+        return reduced(taps, self.axes, task.num_spatial_dims).transpose(0, -1).contiguous().movedim(-1, 1)
 
     def _positions(self, given: NetworkInput, fields: Tensor) -> list[Tensor]:
         """(B, 1, *S) for each coordinate that matters."""
@@ -172,11 +176,15 @@ class Lower(NamedTable):
         return [(task.name, name) for name in task.channel_names(task.predicted)]
 
     def forward(self, x: Tensor, given: NetworkInput, fit: GridFit) -> Tensor:
-        """x (B, D, *grid) -> (B, C, *S), on the grid of the data."""
+        """x (B, *grid, D) -> (B, C, *S), on the grid of the data."""
         task = given.task
-        rows = self.rows(task, self.weight.device)
-        weight, bias, gain = self.weight[rows], self.bias[rows], self.log_gain[rows].exp()
-        points = x.movedim(1, -1).to(weight.dtype)  # (B, *grid, D)
-        y = F.linear(points, weight * gain[:, None], bias * gain).movedim(-1, 1)
+
+        def scaled() -> tuple[Tensor, Tensor]:
+            rows = self.rows(task, self.weight.device)
+            gain = self.log_gain[rows].exp()
+            return self.weight[rows] * gain[:, None], self.bias[rows] * gain
+
+        weight, bias = given.memo.once("lower", scaled)
+        y = F.linear(x.to(weight.dtype), weight, bias).movedim(-1, 1)
         y = y.flatten(2, 3) if grid_rank(task.num_spatial_dims) > task.num_spatial_dims else y
         return fit.back(y, task, given.fields.shape[2:])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ups.config.model import UnetConfig
-from ups.models.grid_convolution import channels_last
 from ups.models.network import Network, NetworkInput, num_inputs, num_outputs, only_task, with_parameters
 from ups.spec.task import TaskSpec
 
@@ -31,6 +30,12 @@ def pad(x: Tensor, width: int, periodic: Sequence[bool]) -> Tensor:
         sizes[2 * last] = sizes[2 * last + 1] = width
         x = F.pad(x, sizes, mode="circular" if wraps else "replicate")
     return x
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """x with the channels of a point side by side in memory: more than twice the speed of convolutions on a CPU."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats.get(x.ndim, torch.contiguous_format))
 
 
 class ChannelNorm(nn.Module):

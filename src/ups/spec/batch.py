@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 if TYPE_CHECKING:
     Values = npt.NDArray[Any] | torch.Tensor
+Made = TypeVar("Made")
 # Cached latents (B, L, *N, Z) of an encoder, in `Batch.extra`.
 LATENTS = "latents"
 # Tensors of a batch that are not floating point with a row for each sample.
@@ -54,6 +55,23 @@ class Window:
     number: int = -1
 
 
+class Memo:
+    """What predictors made of a batch and may use again for the same samples with other frames.
+
+    `rollout` gives one to its batches; any other batch has none, and what a predictor makes is used once.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` returned at the first call with this name."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: Made = self._made[name]
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Windows of one task, stacked: what a stage is trained on, and what a predictor gets.
@@ -70,6 +88,7 @@ class Batch:
     noise (B, K): what makes each sample a member of an ensemble (`ups.models.ensemble`); None is the central one.
     extra: other tensors (B, ...) by name, for a stage that asked for them (`ups.data.latent_cache`), such as
     cached latents; fields may then be missing.
+    memo: of a rollout, whose batches differ in state, stage_step and noise alone; None elsewhere.
     """
 
     task: TaskSpec
@@ -84,6 +103,7 @@ class Batch:
     sample_weight: float = 1.0
     noise: torch.Tensor | None = None
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    memo: Memo | None = None
 
     @classmethod
     def of(
@@ -156,6 +176,7 @@ class Batch:
             self,
             **rows,
             extra={name: change(x) for name, x in self.extra.items()},
+            memo=None,
             numbers=self.numbers if numbers is None else numbers(self.numbers),
             coordinates=self.coordinates if coordinates is None else tuple(map(coordinates, self.coordinates)),
         )

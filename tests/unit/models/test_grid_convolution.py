@@ -12,6 +12,7 @@ from ups.models.grid_convolution import (
     Grow,
     HaloConvolution,
     Layout,
+    PointMatrix,
     Shrink,
     extended,
     halo_sources,
@@ -27,13 +28,30 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def apply(module: GridKernel, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    if not isinstance(module, GridConvolution):
+    if isinstance(module, Shrink | Grow):
         return module(x, layout)
-    return module(x, layout, layout.sources(x.shape[2:], module.size, Constants(), x.device))
+    sources = layout.sources(x.shape[1:-1], module.size, Constants(), x.device)
+    if isinstance(module, PointMatrix):
+        return module(x, torch.zeros(*x.shape[:-1], len(module.weight), dtype=x.dtype), layout)
+    return module(x, layout, sources)
+
+
+KINDS = [GridConvolution, PointMatrix, Shrink, Grow]
+
+
+def made(kind: type, *dims: int) -> GridKernel:
+    """A module whose weights are not zero."""
+    module: GridKernel = kind(3, 4, 5, dims) if kind is GridConvolution else kind(3, 4, dims)
+    if kind is PointMatrix:
+        torch.nn.init.normal_(module.weight)
+        for own in module.own.values():
+            own.data.copy_(module.weight)
+    return module.double()
 
 
 def padded(x: torch.Tensor, pads: tuple[int, ...], wraps: tuple[bool, ...]) -> torch.Tensor:
-    """The same with torch's own padding, axis by axis."""
+    """The same with torch's own padding, axis by axis: (B, *grid, C) -> (B, C, *padded)."""
+    x = x.movedim(-1, 1)
     for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True)):
         sizes = [0] * (2 * len(pads))
         sizes[2 * (len(pads) - 1 - axis) : 2 * (len(pads) - axis)] = [pad, pad]
@@ -53,14 +71,14 @@ def padded(x: torch.Tensor, pads: tuple[int, ...], wraps: tuple[bool, ...]) -> t
 def test_each_sample_is_padded_by_its_own_boundaries(
     space: tuple[int, ...], pads: tuple[int, ...], kinds: list[tuple[bool, ...]]
 ) -> None:
-    x = random(2 * len(kinds), 3, *space).requires_grad_()
+    x = random(2 * len(kinds), *space, 3).requires_grad_()
     ranges = tuple((2 * n, 2 * n + 2, wraps) for n, wraps in enumerate(kinds))
     sources = [halo_sources(space, pads, wraps) for wraps in kinds]
     expected = torch.cat([padded(x[a:b], pads, wraps) for a, b, wraps in ranges])
-    assert torch.equal(with_halo(x.detach(), pads, ranges, sources), expected)
+    assert torch.equal(with_halo(x.detach(), pads, ranges, sources).movedim(-1, 1), expected)
     kernel = random(4, 3, *(2 * pad + 1 for pad in pads)).requires_grad_()
     bias = random(4).requires_grad_()
-    found = HaloConvolution.apply(x, kernel, bias, ranges, *sources)
+    found = HaloConvolution.apply(x, kernel, bias, ranges, *sources).movedim(-1, 1)
     plain = (F.conv2d if x.ndim == 4 else F.conv3d)(expected, kernel, bias)
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
     weight = random(*plain.shape)
@@ -84,16 +102,16 @@ def test_an_extended_kernel_reduces_to_what_it_was(size: int, averages: bool) ->
 
 
 @pytest.mark.parametrize("dims", [(2,), (1, 2)], ids=["shared", "own"])
-@pytest.mark.parametrize("kind", [GridConvolution, Shrink, Grow])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_plane_that_does_not_depend_on_its_first_axis_is_a_line(kind: type, dims: tuple[int, ...]) -> None:
     """With kernels of their own for lines as well, when they are new."""
-    module = (kind(3, 4, 5, dims) if kind is GridConvolution else kind(3, 4, dims)).double()
-    line = random(2, 3, 1, 8)
-    plane = line.expand(2, 3, 6, 8).contiguous(memory_format=torch.channels_last)
+    module = made(kind, *dims)
+    line = random(2, 1, 8, 3)
+    plane = line.expand(2, 6, 8, 3).contiguous()
     one = apply(module, line, Layout(1, ((0, 2, (False, True)),)))
     two = apply(module, plane, Layout(2, ((0, 2, (True, True)),)))
     # Growing gives two kinds of rows, whose mean is the line.
-    rows = two.unflatten(2, (6, -1)).mean(3) if kind is Grow else two
+    rows = two.unflatten(1, (6, -1)).mean(2) if kind is Grow else two
     torch.testing.assert_close(rows, one.expand_as(rows))
 
 
@@ -101,7 +119,7 @@ def test_initial_kernels_keep_the_size_of_noise_in_every_dimension() -> None:
     torch.manual_seed(0)
     module = GridConvolution(32, 32, 3, [3])
     for dims, grid in ((1, (1, 256)), (2, (32, 32)), (3, (10, 10, 10))):
-        x = torch.randn(2, 32, *grid)
+        x = torch.randn(2, *grid, 32)
         wraps = tuple(n > 1 for n in grid)
         assert 0.8 < apply(module, x, Layout(dims, ((0, 2, wraps),))).std() < 1.2
 
@@ -132,13 +150,9 @@ def test_a_plane_of_one_row_does_not_get_the_halo_of_a_line() -> None:
     assert torch.equal(plane, halo_sources(grid, (1, 1), (False, True)))
 
 
-@pytest.mark.parametrize("kind", [GridConvolution, Shrink, Grow])
+@pytest.mark.parametrize("kind", KINDS)
 def test_kernels_of_their_own_are_used_where_they_belong_and_go_over_to_other_modules(kind: type) -> None:
-    def made(*dims: int) -> GridKernel:
-        module: GridKernel = kind(3, 4, 3, dims) if kind is GridConvolution else kind(3, 4, dims)
-        return module.double()
-
-    source, line = made(1, 2), random(2, 3, 1, 8)
+    source, line = made(kind, 1, 2), random(2, 1, 8, 3)
     layout = Layout(1, ((0, 2, (False, True)),))
     before = apply(source, line, layout)
     with torch.no_grad():
@@ -149,20 +163,21 @@ def test_kernels_of_their_own_are_used_where_they_belong_and_go_over_to_other_mo
         assert torch.equal(apply(source, line, layout), moved), "that of planes is not for lines"
     kernels = {1: source.own["1"].detach(), 2: source.weight.detach()}
     for dims in ((1,), (1, 2), (1, 3), (1, 2, 3)):
-        target = made(*dims)
+        target = made(kind, *dims)
         taken = target.converted(kernels)
         assert taken.keys() == dict(target.named_parameters()).keys() - {"bias"}
         target.load_state_dict(taken, strict=False)
         torch.testing.assert_close(apply(target, line, layout), moved)
-    shared = made(3)
+    shared = made(kind, 3)
     shared.load_state_dict(shared.converted(kernels), strict=False)
-    torch.testing.assert_close(shared.taps(2, torch.float64), source.taps(2, torch.float64))
-    assert made(2).converted({2: kernels[2][:, 1:]}) == {}
+    torch.testing.assert_close(shared.prepared(2, torch.float64), source.prepared(2, torch.float64))
+    assert made(kind, 2).converted({2: kernels[2][:, 1:]}) == {}
 
 
-def test_a_kernel_that_is_not_used_has_a_gradient_of_zero() -> None:
-    module = GridConvolution(3, 4, 3, [1, 2]).double()
-    apply(module, random(2, 3, 1, 8), Layout(1, ((0, 2, (False, True)),))).square().sum().backward()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_that_is_not_used_has_a_gradient_of_zero(kind: type) -> None:
+    module = made(kind, 1, 2)
+    apply(module, random(2, 1, 8, 3), Layout(1, ((0, 2, (False, True)),))).square().sum().backward()
     assert module.own["1"].grad is not None
     assert module.own["1"].grad.any()
     assert module.weight.grad is not None
