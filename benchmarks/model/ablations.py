@@ -88,6 +88,32 @@ def rates(factor: float) -> Callable[[Recipe], None]:
     return change
 
 
+def unrolled(steps: int) -> Callable[[Recipe], None]:
+    """The last fifth of the budget as a stage of its own, whose rates begin where the first four end."""
+
+    def change(recipe: Recipe) -> None:
+        first = recipe["stages"][-1]
+        last = copy.deepcopy(first)
+        last["budget_seconds"], first["budget_seconds"] = 0.2 * first["budget_seconds"], 0.8 * first["budget_seconds"]
+        share = 0.1  # of the highest rate: a cosine over both stages would have it there
+        first["optim"]["final_fraction"] = share
+        for name in ("learning_rate", "matrix_learning_rate"):
+            last["optim"][name] *= share
+        last["optim"] |= {"warmup_fraction": 0.0, "schedule": "linear"}
+        last["unroll_steps"] = steps
+        recipe["stages"].append(last)
+
+    return change
+
+
+# Variants that put another part in the place of the network's own, see `other_parts.py`.
+PARTS = {
+    "blur before shrinking and after growing": "blur",
+    "blur after growing": "blur_growth",
+    "products of waves instead of attention": "fourier",
+    "reflection of 1D velocities": "odd_reflection",
+}
+
 # Of tasks that had other windows before matrices had a weight decay.
 BEFORE = {"euler1d": 10, "diffreact2d": 3, "darcy2d": 5}
 VARIANTS: dict[str, Callable[[Recipe], None]] = {
@@ -107,9 +133,13 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "a fifth of the noise": stage(noise=0.001),
     "no augmentation": stage(augment=False),
     "loss relative to the change": stage(loss="relative_l2"),
-    "rank-8 adapters for each task": lambda recipe: None,
-    "windowed, shifted attention": lambda recipe: None,
-    "channel-separated attention": lambda recipe: None,
+    **{name: lambda recipe: None for name in PARTS},
+    "last fifth of the steps unrolled over 2": unrolled(2),
+    "last fifth of the steps unrolled over 4": unrolled(4),
+    "second convolutions as matrices": model(pointwise=True),
+    "second convolutions as matrices, kernel 5": model(pointwise=True, kernel_size=5),
+    "second convolutions as matrices, wider (40, 80, 160)": model(pointwise=True, widths=[40, 80, 160], num_heads=4),
+    "second convolutions as matrices, middle of 4": model(pointwise=True, blocks=[1, 1, 4]),
     "rates x 2": rates(2.0),
     "rates x 0.5": rates(0.5),
     "kernels shared by lines and planes": model(own_kernels=False),
@@ -151,13 +181,6 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "windows of before, no weight decay": both(windows_of(**BEFORE), optim(weight_decay=0.0)),
 }
 
-# Variants that put another part in the place of the network's own, see `other_parts.py`.
-PARTS = {
-    "rank-8 adapters for each task": "adapters",
-    "windowed, shifted attention": "windowed_attention",
-    "channel-separated attention": "channel_separated_attention",
-}
-
 
 # Variants that do the same work in a step, or all but a part that cannot be measured (noise and symmetries of the given
 # frames, the size of a frame): to measure its cost again would only add what measurements differ by.
@@ -173,6 +196,7 @@ SAME_COST = (
     "no augmentation",
     "amplitude scaling",
     "integrals not kept",
+    "reflection",
 )
 
 

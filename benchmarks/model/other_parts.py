@@ -1,151 +1,145 @@
-"""Parts of the multiscale network that were tried and are not in it, for `ablations.py` alone.
+"""Parts of the multiscale network and of its training that are only tried, for `ablations.py` alone.
 
-Each function puts a part in the place of one of the network's own, in this process.
+Each function puts a part in the place of one of the product's own, in this process. A part that wins moves into the
+product; one that loses leaves this file, and docs/ablations.md keeps its figures.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ups.config.model import MultiscaleConfig
 from ups.models import multiscale
-from ups.models.grid_convolution import Layout, ResidualBlock
-from ups.models.multiscale import CoarseAttention, rotated
-from ups.models.network import NetworkInput
+from ups.models.grid_convolution import Grow, Layout, Shrink
+from ups.models.multiscale import CoarseAttention
 from ups.models.normalization import wide
-from ups.spec.task import TaskSpec
+from ups.models.propagator import analysis_matrix, synthesis_matrix
+from ups.training import augment
 
-WINDOW = 4  # points along each axis
-GROUPS = 4  # of channels
-RANK = 8
+MODES = 16
 
 
-class WindowedAttention(CoarseAttention):
-    """Attention within windows of 4 points along each axis, which every second block shifts by half a window.
+def blurred(x: Tensor, layout: Layout) -> Tensor:
+    """x (B, *grid, C) averaged with its neighbors by 1/4, 1/2, 1/4 along each axis; ends that do not wrap repeat."""
+    axes = [2] if layout.dims == 1 else range(1, 1 + layout.dims)
+    for axis in axes:
+        before, after = [], []
+        points = x.shape[axis]
+        for first, stop, wraps in layout.ranges:
+            part = x[first:stop]
+            low = part.narrow(axis, points - 1 if wraps[axis - 1] else 0, 1)
+            high = part.narrow(axis, 0 if wraps[axis - 1] else points - 1, 1)
+            before.append(torch.cat([low, part.narrow(axis, 0, points - 1)], dim=axis))
+            after.append(torch.cat([part.narrow(axis, 1, points - 1), high], dim=axis))
+        x = 0.5 * x + 0.25 * (torch.cat(before) + torch.cat(after))
+    return x
 
-    A shifted window at a wall holds points of both ends: without a mask, which would make it slower.
+
+class BlurredShrink(Shrink):
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        return super().forward(blurred(x, layout), layout)
+
+
+class BlurredGrow(Grow):
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        return blurred(super().forward(x, layout), layout)
+
+
+class FourierMixing(CoarseAttention):
+    """The attention's place and gated MLP, with products of the lowest waves along each axis instead of the scores.
+
+    One complex matrix for each wave and head, shared by all axes; other ones where an axis does not wrap.
     """
-
-    count = 0
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__(width, num_heads)
-        self.shift = WINDOW // 2 if WindowedAttention.count % 2 else 0
-        WindowedAttention.count += 1
-
-    def forward(self, x: Tensor, modulation: Tensor, turns: Tensor) -> Tensor:
-        grid = x.shape[2:]
-        axes = [axis + 2 for axis, points in enumerate(grid) if points > WINDOW]
-        whole = turns.expand(x.shape[0], -1, -1).reshape(x.shape[0], *grid, -1).movedim(-1, 1)  # (B, D, *grid)
-        moved, angles = (torch.roll(t, [-self.shift] * len(axes), axes) for t in (x, whole))
-        cells = [min(WINDOW, points) for points in grid]
-        counts = [points // cell for points, cell in zip(grid, cells, strict=True)]
-
-        def windows(t: Tensor) -> Tensor:  # (B, D, *grid) -> (B x windows, D, *cells)
-            split = [n for pair in zip(counts, cells, strict=True) for n in pair]
-            t = t.reshape(*t.shape[:2], *split)
-            order = [0, *range(2, t.ndim, 2), 1, *range(3, t.ndim, 2)]
-            return t.permute(order).flatten(0, len(grid))
-
-        number = windows(moved).shape[0] // x.shape[0]
-        each = modulation.repeat_interleave(number, 0)
-        out = super().forward(windows(moved), each, windows(angles).flatten(2).transpose(1, 2))
-        out = out.reshape(x.shape[0], *counts, x.shape[1], *cells)
-        rank = len(grid)
-        order = [0, rank + 1, *(n for axis in range(rank) for n in (1 + axis, rank + 2 + axis))]
-        return torch.roll(out.permute(order).reshape(x.shape), [self.shift] * len(axes), axes)
-
-
-class ChannelSeparatedAttention(CoarseAttention):
-    """Attention between points for each of 4 groups of channels, with the same matrices; then between groups."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         nn.Module.__init__(self)
         self.width, self.num_heads = width, num_heads
-        self.part = width // GROUPS
-        self.inner = nn.Linear(self.part, 5 * self.part, bias=False)
-        self.between = nn.Linear(self.part, 3 * self.part, bias=False)
-        self.outer = nn.Linear(2 * self.part, self.part, bias=False)
-        self.joined = nn.Linear(width, width, bias=False)
-        nn.init.normal_(self.inner.weight, std=self.part**-0.5)
-        nn.init.normal_(self.between.weight, std=self.part**-0.5)
+        self.inner = nn.Linear(width, 3 * width, bias=False)
+        self.outer = nn.Linear(2 * width, width, bias=False)
+        nn.init.normal_(self.inner.weight, std=width**-0.5)
         nn.init.zeros_(self.outer.weight)
-        nn.init.zeros_(self.joined.weight)
+        part = width // num_heads
+        self.waves = nn.Parameter(torch.randn(2, 2, MODES, num_heads, part, part) * part**-0.5)
         self.num_modulations = 2 * width
 
-    def forward(self, x: Tensor, modulation: Tensor, turns: Tensor) -> Tensor:
-        z = x.flatten(2).transpose(1, 2)
-        batch, points, _ = z.shape
-        scale, shift = modulation[:, None].chunk(2, dim=-1)
-        y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)), 1 + scale)
-        groups = y.reshape(batch, points, GROUPS, self.part).transpose(1, 2).flatten(0, 1)  # (B G, L, D/G)
-        pairs, v, value, gate = torch.split(self.inner(groups), [2 * self.part, *[self.part] * 3], dim=-1)
-        few = turns.shape[-1] // GROUPS
-        angles = turns[..., :few].expand(batch, -1, -1).repeat_interleave(GROUPS, 0)
-        q, k = torch.split(rotated(pairs, angles), self.part, dim=-1)
-        seen = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
-        mixed = self.outer(torch.cat([seen, F.silu(gate) * value], dim=-1))
-        z = z + mixed.reshape(batch, GROUPS, points, -1).transpose(1, 2).flatten(2)
-        q, k, v = self.between(z.reshape(batch, points, GROUPS, self.part)).chunk(3, dim=-1)  # each (B, L, G, D/G)
-        z = z + self.joined(F.scaled_dot_product_attention(q, k, v).flatten(2))
-        separated: Tensor = z.transpose(1, 2).reshape(x.shape)
-        return separated
-
-
-class AdaptedBlock(ResidualBlock):
-    """A residual block whose first convolution has a matrix of rank 8 more, of each task's own."""
-
-    num_tasks = 0
-    # The task of each sample of the forward pass that runs, as an index (B,); set by AdaptedNetwork.
-    rows: Tensor | None = None
-
-    def __init__(self, width: int, size: int, dims: Sequence[int]) -> None:
-        super().__init__(width, size, dims)
-        self.low = nn.Parameter(torch.randn(self.num_tasks, width, RANK) * width**-0.5)
-        self.high = nn.Parameter(torch.zeros(self.num_tasks, RANK, width))
-
-    def forward(self, x: Tensor, modulation: Tensor, layout: Layout, *sources: Tensor) -> Tensor:
-        points = x.movedim(1, -1).flatten(1, -2)  # (B, points, C)
-        more = (points @ self.low[AdaptedBlock.rows]) @ self.high[AdaptedBlock.rows]
-        y = self.inner(x, layout, sources) + more.reshape(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
-        scale, shift = modulation.reshape(*modulation.shape, *[1] * (x.ndim - 2)).chunk(2, dim=1)
-        added: Tensor = x + self.outer(F.gelu(torch.addcmul(shift, y, 1 + scale)), layout, sources)
+    def forward(self, x: Tensor, modulation: Tensor, phases: Any) -> Tensor:
+        scale, shift = modulation.chunk(2, dim=-1)
+        y = torch.addcmul(shift, F.layer_norm(wide(x), (self.width,)).to(shift.dtype), scale)
+        u, value, gate = self.inner(y).chunk(3, dim=-1)
+        layout: Layout = phases
+        mixed = torch.cat([self._mixed(u[a:b], wraps, layout.dims) for a, b, wraps in layout.ranges])
+        added: Tensor = x + self.outer(torch.cat([mixed, F.silu(gate) * value], dim=-1))
         return added
 
+    def _mixed(self, u: Tensor, wraps: Sequence[bool], dims: int) -> Tensor:
+        out: Tensor | None = None
+        for axis in [2] if dims == 1 else range(1, 1 + dims):
+            along = self._along(u.movedim(axis, -1), wraps[axis - 1]).movedim(-1, axis)
+            out = along if out is None else out + along
+        assert out is not None
+        return out + 0.0 * self.waves.flatten()[0]
 
-class AdaptedNetwork(multiscale.MultiscaleNetwork):
-    """Tells its blocks which task each sample is of."""
+    def _along(self, u: Tensor, periodic: bool) -> Tensor:
+        """u (B, .., C, points)."""
+        analysis, synthesis = matrices(u.shape[-1], periodic)
+        count = min(MODES, synthesis.shape[0] // 2)
+        waves = u @ analysis
+        c, s = waves.chunk(2, dim=-1) if periodic else (waves, torch.zeros_like(waves))
+        rows = synthesis.shape[0] // 2
+        real, imaginary = self.waves[int(periodic)][:, :count]  # each (K, H, P, P)
 
-    def __init__(self, config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: int) -> None:
-        AdaptedBlock.num_tasks = len(tasks)
-        self.numbers = {task.name: number for number, task in enumerate(tasks)}
-        super().__init__(config, tasks, context_frames)
+        def product(matrix: Tensor, z: Tensor) -> Tensor:
+            heads = z[..., :count].reshape(*z.shape[:-2], self.num_heads, -1, count)  # (B, .., H, P, K)
+            return torch.einsum("khpq,...hqk->...hpk", matrix, heads).flatten(-3, -2)
 
-    def forward_group(self, group: Sequence[NetworkInput]) -> list[Tensor]:
-        # In the order in which the network puts the samples one behind the other.
-        ordered = sorted(group, key=lambda given: multiscale._wraps(given.task))
-        rows = [self.numbers[g.task.name] for g in ordered for _ in range(g.fields.shape[0])]
-        AdaptedBlock.rows = torch.tensor(rows, device=group[0].fields.device)
-        return super().forward_group(group)
-
-    def matrices(self) -> list[nn.Parameter]:
-        """Without the adapters: they are indexed by task."""
-        own = {id(p) for m in self.modules() if isinstance(m, AdaptedBlock) for p in (m.low, m.high)}
-        return [p for p in super().matrices() if id(p) not in own]
-
-
-def windowed_attention() -> None:
-    vars(multiscale)["CoarseAttention"] = WindowedAttention
-
-
-def channel_separated_attention() -> None:
-    vars(multiscale)["CoarseAttention"] = ChannelSeparatedAttention
+        a = product(real, c) + product(imaginary, s)
+        b = product(real, s) - product(imaginary, c)
+        return a @ synthesis[:count] + b @ synthesis[rows : rows + count]
 
 
-def adapters() -> None:
-    vars(multiscale)["ResidualBlock"] = AdaptedBlock
-    vars(multiscale)["MultiscaleNetwork"] = AdaptedNetwork
+@functools.lru_cache
+def matrices(points: int, periodic: bool) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return analysis_matrix(points, periodic).float(), synthesis_matrix(points, periodic).float()
+
+
+def blur() -> None:
+    """Averages over neighbors before the grid is halved and after it is doubled."""
+    multiscale.Shrink, multiscale.Grow = BlurredShrink, BlurredGrow  # type: ignore[attr-defined]
+
+
+def blur_growth() -> None:
+    """Averages over neighbors after the grid is doubled."""
+    multiscale.Grow = BlurredGrow  # type: ignore[attr-defined]
+
+
+def fourier() -> None:
+    """Products of waves instead of the attention."""
+    multiscale.CoarseAttention = FourierMixing  # type: ignore[misc]
+    multiscale.MultiscaleNetwork._phases = lambda self, x, layout: layout  # type: ignore[assignment,method-assign,return-value]
+
+
+def odd_reflection() -> None:
+    """1D velocities as vectors: u(x) -> -u(-x) is a symmetry of burgers1d and ks1d."""
+    group, move = augment.point_group, augment.moved
+
+    def point_group(task: Any, space: Any, free: Any) -> Any:
+        return [((0,), (False,)), ((0,), (True,))] if task.name in ODD else group(task, space, free)
+
+    def moved(batch: Any, moves: Any, draws: Any) -> Any:
+        batch = move(batch, moves, draws)
+        if batch.task.name not in ODD:
+            return batch
+        sign = torch.from_numpy(1.0 - 2.0 * (draws[:, -1] >= 0.5)).to(batch.state.dtype)
+        return replace(batch, state=batch.state * sign.reshape(-1, 1, 1, 1))
+
+    augment.point_group, augment.moved = point_group, moved
+
+
+ODD = ("burgers1d", "ks1d")

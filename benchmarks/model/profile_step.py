@@ -1,16 +1,15 @@
 """Where the time of the multiscale network goes: a training step of all 1D and all 2D tasks, and a step of a rollout.
 
-    python benchmarks/model/profile_step.py [--blocks 15] [--trial DIR] [--no-fno] [--compile]
+    python benchmarks/model/profile_step.py [--blocks 15] [--before CHECKOUT] [--no-fno] [--onnx] [--compile]
 
 Training: forward and backward of the tasks of the benchmark on random fields, as one group for each number of
-dimensions: 20 windows of 128 points of each 1D task, 5 windows of 32 x 32 of each 2D task. Rollout: one step of a
-stepper without gradients, one sample and eight, next to an FNO of the benchmark's size. Everything on one thread, in
-CPU time; what is compared takes turns in one process, and a ratio is the median over neighboring turns, because others
-may use the machine. --trial: a directory with the prototype (model.py, data.py), to compare training with. --compile:
-training with compiled blocks too, as `engine.compile` compiles them.
-Last line: one JSON object. Exit code 1 below the bars: a rollout step costs at most 1.5 times the FNO's, and training
-sees 1.3 times the windows per second of the prototype, each in the precision that is faster on the machine, over the
-whole step: all 1D and all 2D tasks.
+dimensions: 20 windows of 128 points of each 1D task, 5 windows of 32 x 32 of each 2D task. Rollout: steps without
+gradients of 1 and of 32 samples, next to an FNO of the benchmark's size. Everything on one thread, in CPU time; what is
+compared takes turns, and a ratio is the median over neighboring turns, because others may use the machine. --before:
+the same steps with the package of another checkout, in a process that takes its turns too. --onnx: a step of a rollout
+in onnxruntime too. --compile: training with compiled blocks too, as `engine.compile` compiles them. Last line: one JSON
+object. Exit code 1 below the bars: a rollout step costs at most 1.2 times the FNO's; next to --before it takes half of
+the time for one sample and 1 / 1.4 for 32, and a training step 1 / 1.2, each in the precision that is faster.
 """
 
 from __future__ import annotations
@@ -21,9 +20,12 @@ import functools
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from ups.config.model import FnoConfig, MultiscaleConfig
 from ups.distributed.strategies import compile_unit
 from ups.models.build import build_model
-from ups.models.stepper import Stepper
+from ups.models.stepper import Stepper, rollout
 from ups.solvers.tasks import BENCH_TASKS, TASKS
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -49,8 +51,12 @@ POINTS = {1: 128, 2: 32}
 SPECS = {dims: [s for s in (TASKS[n].spec for n in BENCH_TASKS) if s.num_spatial_dims == dims] for dims in (1, 2)}
 FNO = {1: FnoConfig(width=32, modes=64, depth=4), 2: FnoConfig(width=32, modes=16, depth=4)}
 PRECISIONS = {True: "bfloat16", False: "float32"}
-MOST_OF_FNO, LEAST_OF_TRIAL = 1.5, 1.3
+MOST_OF_FNO = 1.2
+# Times as fast as the checkout before: of a training step, and of rollout steps by samples.
+GAINS = {"training": 1.2, 1: 2.0, 32: 1.4}
+ROLLOUT_STEPS = 4
 ROLLOUT_TASKS = {1: "burgers1d", 2: "ns2d"}
+Steps = Mapping[str, Callable[[bool], None]]
 # Name of an operation contains -> what it is, in this order.
 FAMILIES = (
     ("convolution (forward)", ("mkldnn_convolution", "conv_transpose", "slow_conv", "aten::convolution_overrideable")),
@@ -124,53 +130,91 @@ def compiled(stepper: Stepper) -> Stepper:
     return other
 
 
-def trial_step(folder: Path, dims: int) -> Callable[[bool], None]:
-    """The prototype on the same windows, in its own groups (dimension and boundary kind)."""
-    sys.path.insert(0, str(folder))
-    data, model = __import__("data"), __import__("model")
-    tasks, inputs = [], []
-    for number, spec in enumerate(s for d in (1, 2) for s in SPECS[d]):
-        own, n = spec.num_spatial_dims, POINTS[spec.num_spatial_dims]
-        c, cin = spec.num_channels(spec.predicted), spec.num_channels("state") + spec.num_channels("static")
-        periodic = spec.axes[0].boundary == "periodic"
-        ones = torch.ones(cin)
-        task = data.Task(spec.name, spec, own, n, spec.steady, periodic, c, cin, ones, ones, ones[:c], ones[:c])
-        task.coords = torch.rand(2, n if own == 2 else 1, n)
-        tasks.append(task)
-        draw = torch.Generator().manual_seed(number)
-        inputs.append(torch.randn(WINDOWS[own], cin, *(n,) * own, generator=draw))
-    options = {"widths": [32, 64, 128], "blocks": [1, 1, 2], "k0": 5, "attn": 1, "prop": 1, "bf16": 1, "amp": 1}
-    network = model.Hybrid(tasks, options)
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in network.parameters():
-            p += 0.01 * torch.randn(p.shape, generator=draw)
-    of = {t.name: x for t, x in zip(tasks, inputs, strict=True)}
-
-    def step(half: bool) -> None:
-        network.o["bf16"] = int(half)
-        network.begin()
-        loss = torch.zeros(())
-        with autocast(half):
-            for group in network.groups():
-                if group[0].dim != dims:
-                    continue
-                xs = [of[t.name] for t in group]
-                thetas = [torch.rand(x.shape[0], model.NF) for x in xs]
-                found = network(group, xs, thetas, [torch.zeros(x.shape[0]) for x in xs])
-                loss = loss + torch.stack([y.square().mean() for y in found]).sum()
-        torch.autograd.backward(loss)
-        network.zero_grad(set_to_none=True)
-
-    return step
-
-
 def rollout_step(stepper: Stepper, task: TaskSpec, samples: int) -> Callable[[bool], None]:
+    """ROLLOUT_STEPS steps: what is prepared once for a rollout is part of their cost."""
     batch = batch_of(task, samples)
 
     def step(half: bool) -> None:
         with torch.no_grad(), autocast(half):
-            stepper(batch)
+            for _ in rollout(stepper, batch, ROLLOUT_STEPS):
+                pass
+
+    return step
+
+
+def own_steps(stepper: Stepper) -> dict[str, Callable[[bool], None]]:
+    """What is timed of the multiscale network, by name. Training comes first: then the weights are fixed."""
+    steps: dict[str, Callable[[bool], None]] = {}
+    for dims in (1, 2):
+        steps[f"training {dims}D"] = training_step(stepper, dims)
+    used = copy.deepcopy(stepper).eval()
+    used.network.fix_weights()
+    for dims in (1, 2):
+        for samples in (1, 32):
+            task = TASKS[ROLLOUT_TASKS[dims]].spec
+            steps[f"rollout {task.name} {samples}"] = rollout_step(used, task, samples)
+    return steps
+
+
+class Before:
+    """The steps of another checkout's package, in a process of its own."""
+
+    def __init__(self, checkout: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{checkout.resolve() / 'src'}:{Path(__file__).parents[2]}"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self, name: str, half: bool) -> float:
+        """CPU-seconds of one call of the step of that name."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([name, half]), file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+
+def serve() -> None:
+    """Time the steps that are asked for on standard input."""
+    steps = own_steps(build(MultiscaleConfig(), [s for d in (1, 2) for s in SPECS[d]]))
+    for line in sys.stdin:
+        name, half = json.loads(line)
+        start = time.process_time()
+        steps[name](half)
+        print(time.process_time() - start, flush=True)
+
+
+def exported_step(stepper: Stepper, task: TaskSpec, samples: int) -> Callable[[], None]:
+    """ROLLOUT_STEPS steps of a task without static fields in onnxruntime, from physical state to physical state."""
+    import onnxruntime
+
+    batch = batch_of(task, samples)
+
+    class OneStep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stepper = stepper
+
+        def forward(self, state: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+            following: torch.Tensor = self.stepper(replace(batch, state=state, parameters=parameters))
+            return following[:, None]
+
+    with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
+        path = Path(temporary) / "step.onnx"
+        torch.onnx.export(OneStep().eval(), (batch.state, batch.parameters), path, dynamo=True, verbose=False)
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def step() -> None:
+        state = batch.state.numpy()
+        for _ in range(ROLLOUT_STEPS):
+            given = dict(zip(names, (state, batch.parameters.numpy()), strict=False))
+            (state,) = session.run(None, given)
 
     return step
 
@@ -249,72 +293,91 @@ def parts(stepper: Stepper, dims: int, half: bool) -> dict[str, float]:
     return {name: 1e3 * value / repeats for name, value in spent.items()}
 
 
+def training_row(ours: Stepper, dims: int, steps: Steps, options: argparse.Namespace) -> dict[str, float]:
+    """What a training step of the tasks of so many dimensions costs, and where."""
+    name = f"training {dims}D"
+    timed_steps: dict[str, Callable[[], None]] = {
+        f"multiscale {p}": functools.partial(steps[name], half) for half, p in PRECISIONS.items()
+    }
+    if options.compile:
+        timed_steps["compiled float32"] = functools.partial(training_step(compiled(ours), dims), False)
+    row = measured(name, timed_steps, options, WINDOWS[dims] * len(SPECS[dims]))
+    for half, precision in PRECISIONS.items():
+        row |= {f"share {precision}: {n}": v for n, v in families(timed_steps[f"multiscale {precision}"]).items()}
+        row |= {f"forward ms {precision}: {n}": v for n, v in parts(ours, dims, half).items()}
+    return row
+
+
+def rollout_row(ours: Stepper, name: str, steps: Steps, options: argparse.Namespace) -> dict[str, float]:
+    """What a step of a rollout costs, and where."""
+    _, task_name, samples = name.split()
+    task = TASKS[task_name].spec
+    timed_steps: dict[str, Callable[[], None]] = {
+        f"multiscale {p}": functools.partial(steps[name], half) for half, p in PRECISIONS.items()
+    }
+    if not options.no_fno:
+        fno = build(FNO[task.num_spatial_dims], [task]).eval()
+        timed_steps["fno float32"] = functools.partial(rollout_step(fno, task, int(samples)), False)
+    if options.onnx:
+        timed_steps["onnxruntime float32"] = exported_step(ours, task, int(samples))
+    row = measured(name, timed_steps, options, ROLLOUT_STEPS)
+    return row | {f"share float32: {n}": v for n, v in families(timed_steps["multiscale float32"]).items()}
+
+
+def measured(
+    name: str, steps: Mapping[str, Callable[[], object]], options: argparse.Namespace, parts_of_a_call: int
+) -> dict[str, float]:
+    """Milliseconds of each candidate in turns, and how they compare."""
+    if options.before:
+        for half, precision in PRECISIONS.items():
+            steps = {**steps, f"before {precision}": functools.partial(options.before.seconds, name, half)}
+    seconds = in_turns(steps, options.blocks, 1 if name.startswith("training") else 3)
+    row = {candidate: 1e3 * statistics.median(s) / parts_of_a_call for candidate, s in seconds.items()}
+    unit = "window" if name.startswith("training") else "step"
+    print(f"{name}, CPU milliseconds a {unit}: {listed(row)}")
+    mine = fastest(seconds, "multiscale")
+    for other, ratio_name in (("fno", "cost of the FNO"), ("compiled", "cost of compiled blocks")):
+        if any(candidate.startswith(other) for candidate in seconds):
+            row[ratio_name] = ratio(mine, fastest(seconds, other))
+            print(f"    {row[ratio_name]:.2f} times the {ratio_name}")
+    for other, ratio_name in (("before", "times as fast as before"), ("onnxruntime", "eager / onnxruntime")):
+        if any(candidate.startswith(other) for candidate in seconds):
+            pair = (fastest(seconds, other), mine) if other == "before" else (mine, fastest(seconds, other))
+            row[ratio_name] = ratio(*pair)
+            print(f"    {row[ratio_name]:.2f} {ratio_name}")
+    return row
+
+
+def missed(name: str, row: dict[str, float]) -> bool:
+    least = GAINS["training"] if name.startswith("training") else GAINS[int(name.split()[-1])]
+    return row.get("cost of the FNO", 0) > MOST_OF_FNO or row.get("times as fast as before", 9) < least
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=15)
-    parser.add_argument("--trial", type=Path)
+    parser.add_argument("--before", type=lambda checkout: Before(Path(checkout)))
     parser.add_argument("--no-fno", action="store_true")
+    parser.add_argument("--onnx", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {}
+    if options.serve:
+        serve()
+        return
     ours = build(MultiscaleConfig(), [s for d in (1, 2) for s in SPECS[d]])
-    faster = compiled(ours) if options.compile else ours
-    whole: dict[str, list[list[float]]] = {"trial": [], "multiscale": []}  # seconds of the blocks, of 1D and of 2D
-    for dims in (1, 2):
-        steps = {}
-        for half, precision in PRECISIONS.items():
-            steps[f"multiscale {precision}"] = functools.partial(training_step(ours, dims), half)
-            if options.trial:
-                steps[f"trial {precision}"] = functools.partial(trial_step(options.trial, dims), half)
-        if options.compile:
-            steps["compiled float32"] = functools.partial(training_step(faster, dims), False)
-        seconds = in_turns(steps, options.blocks, 1)
-        windows = WINDOWS[dims] * len(SPECS[dims])
-        row = {name: 1e3 * statistics.median(s) / windows for name, s in seconds.items()}
-        print(f"training {dims}D, CPU milliseconds a window: {listed(row)}")
-        if options.compile:
-            row["compiled"] = ratio(seconds["compiled float32"], seconds["multiscale float32"])
-            print(f"    {row['compiled']:.2f} times the time with compiled blocks, in float32")
-        if options.trial:
-            for name, found in whole.items():
-                found.append(fastest(seconds, name))
-            row["of the trial"] = ratio(whole["trial"][-1], whole["multiscale"][-1])
-            print(f"    {row['of the trial']:.2f} times the windows of the trial, each in its faster precision")
-        for half, precision in PRECISIONS.items():
-            row |= {f"share {precision}: {n}": v for n, v in families(steps[f"multiscale {precision}"]).items()}
-            row |= {f"forward ms {precision}: {n}": v for n, v in parts(ours, dims, half).items()}
-        show_parts(row)
-        result[f"training {dims}D"] = row
-    if options.trial:
-        trial, mine = ([a + b for a, b in zip(*whole[name], strict=True)] for name in ("trial", "multiscale"))
-        result["training step"] = {"windows per second of the trial": ratio(trial, mine)}
-        print(f"whole training step: {ratio(trial, mine):.2f} times the windows of the trial")
-    ours.eval().network.fix_weights()
-    for dims in (1, 2):
-        task = TASKS[ROLLOUT_TASKS[dims]].spec
-        fno = None if options.no_fno else build(FNO[dims], [task]).eval()
-        for samples in (1, 8):
-            own = rollout_step(ours, task, samples)
-            steps = {f"multiscale {p}": functools.partial(own, half) for half, p in PRECISIONS.items()}
-            if fno is not None:
-                steps["fno float32"] = functools.partial(rollout_step(fno, task, samples), False)
-            seconds = in_turns(steps, options.blocks, 5)
-            row = {name: 1e3 * statistics.median(s) for name, s in seconds.items()}
-            print(f"rollout {task.name}, {samples} samples, CPU milliseconds a step: {listed(row)}")
-            if fno is not None:
-                row["cost of the FNO"] = ratio(fastest(seconds, "multiscale"), fastest(seconds, "fno"))
-                print(f"    {row['cost of the FNO']:.2f} times the FNO")
-            row |= {f"share float32: {n}": v for n, v in families(steps["multiscale float32"]).items()}
-            show_parts(row)
-            result[f"rollout {task.name} {samples}"] = row
-    missed = [
-        name
-        for name, row in result.items()
-        if row.get("cost of the FNO", 0) > MOST_OF_FNO or row.get("windows per second of the trial", 9) < LEAST_OF_TRIAL
-    ]
-    print(json.dumps({**result, "missed": missed}))
-    sys.exit(1 if missed else 0)
+    steps = own_steps(ours)
+    result: dict[str, dict[str, float]] = {}
+    for name in steps:
+        if name.startswith("training"):
+            result[name] = training_row(ours, int(name[-2]), steps, options)
+        else:
+            result[name] = rollout_row(ours, name, steps, options)
+        show_parts(result[name])
+    below = [name for name, row in result.items() if missed(name, row)]
+    print(json.dumps({**result, "missed": below}))
+    sys.exit(1 if below else 0)
 
 
 if __name__ == "__main__":
