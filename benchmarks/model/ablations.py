@@ -110,7 +110,9 @@ def unrolled(steps: int) -> Callable[[Recipe], None]:
 PARTS = {
     "blur before shrinking and after growing": "blur",
     "blur after growing": "blur_growth",
-    "products of waves instead of attention": "fourier",
+    "matrices of waves instead of attention": "fourier",
+    "numbers of waves instead of attention": "diagonal",
+    "numbers of waves instead of attention, blur after growing": "diagonal_and_blur",
     "reflection of 1D velocities": "odd_reflection",
 }
 
@@ -136,10 +138,6 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     **{name: lambda recipe: None for name in PARTS},
     "last fifth of the steps unrolled over 2": unrolled(2),
     "last fifth of the steps unrolled over 4": unrolled(4),
-    "second convolutions as matrices": model(pointwise=True),
-    "second convolutions as matrices, kernel 5": model(pointwise=True, kernel_size=5),
-    "second convolutions as matrices, wider (40, 80, 160)": model(pointwise=True, widths=[40, 80, 160], num_heads=4),
-    "second convolutions as matrices, middle of 4": model(pointwise=True, blocks=[1, 1, 4]),
     "rates x 2": rates(2.0),
     "rates x 0.5": rates(0.5),
     "kernels shared by lines and planes": model(own_kernels=False),
@@ -197,6 +195,10 @@ SAME_COST = (
     "amplitude scaling",
     "integrals not kept",
     "reflection",
+    # Within a twentieth, measured in turns.
+    "matrices of waves",
+    "numbers of waves",
+    "blur",
 )
 
 

@@ -25,20 +25,29 @@ from ups.training import augment
 MODES = 16
 
 
+@functools.lru_cache
+def blurring(points: int, periodic: bool) -> Tensor:
+    """(points, points): averages of a point and its neighbors by 1/2 and 1/4 each; ends that do not wrap repeat."""
+    with torch.inference_mode(False):
+        index = torch.arange(points)
+        matrix = 0.5 * torch.eye(points)
+        for step in (-1, 1):
+            neighbors = (index + step) % points if periodic else (index + step).clamp(0, points - 1)
+            matrix[index, neighbors] += 0.25
+        return matrix
+
+
 def blurred(x: Tensor, layout: Layout) -> Tensor:
-    """x (B, *grid, C) averaged with its neighbors by 1/4, 1/2, 1/4 along each axis; ends that do not wrap repeat."""
-    axes = [2] if layout.dims == 1 else range(1, 1 + layout.dims)
-    for axis in axes:
-        before, after = [], []
-        points = x.shape[axis]
-        for first, stop, wraps in layout.ranges:
-            part = x[first:stop]
-            low = part.narrow(axis, points - 1 if wraps[axis - 1] else 0, 1)
-            high = part.narrow(axis, 0 if wraps[axis - 1] else points - 1, 1)
-            before.append(torch.cat([low, part.narrow(axis, 0, points - 1)], dim=axis))
-            after.append(torch.cat([part.narrow(axis, 1, points - 1), high], dim=axis))
-        x = 0.5 * x + 0.25 * (torch.cat(before) + torch.cat(after))
-    return x
+    """x (B, *grid, C) averaged with its neighbors along each axis."""
+    parts = []
+    for first, stop, wraps in layout.ranges:
+        part = x[first:stop]
+        for axis in [2] if layout.dims == 1 else range(1, 1 + layout.dims):
+            matrix = blurring(x.shape[axis], wraps[axis - 1])
+            flat = part.reshape(part.shape[:axis].numel(), x.shape[axis], -1)
+            part = torch.matmul(matrix, flat).view(part.shape)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class BlurredShrink(Shrink):
@@ -68,8 +77,7 @@ class FourierMixing(CoarseAttention):
         self.waves = nn.Parameter(torch.randn(2, 2, MODES, num_heads, part, part) * part**-0.5)
         self.num_modulations = 2 * width
 
-    def forward(self, x: Tensor, modulation: Tensor, phases: Any) -> Tensor:
-        scale, shift = modulation.chunk(2, dim=-1)
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor, phases: Any) -> Tensor:
         y = torch.addcmul(shift, F.layer_norm(wide(x), (self.width,)).to(shift.dtype), scale)
         u, value, gate = self.inner(y).chunk(3, dim=-1)
         layout: Layout = phases
@@ -109,6 +117,27 @@ def matrices(points: int, periodic: bool) -> tuple[Tensor, Tensor]:
         return analysis_matrix(points, periodic).float(), synthesis_matrix(points, periodic).float()
 
 
+class DiagonalMixing(FourierMixing):
+    """One complex number for each wave and channel: a convolution of each channel with a kernel as long as the axis."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__(width, num_heads)
+        self.waves = nn.Parameter(torch.randn(2, 2, MODES, width) * 0.5)
+
+    def _along(self, u: Tensor, periodic: bool) -> Tensor:
+        analysis, synthesis = matrices(u.shape[-1], periodic)
+        rows = synthesis.shape[0] // 2
+        count = min(MODES, rows)
+        real, imaginary = self.waves[int(periodic), :, :count].transpose(1, 2)  # each (C, K)
+        if periodic:
+            c, s = u @ analysis[:, :count], u @ analysis[:, rows : rows + count]
+            a, b = c * real + s * imaginary, s * real - c * imaginary
+        else:
+            c = u @ analysis[:, :count]
+            a, b = c * real, -c * imaginary
+        return torch.cat([a, b], dim=-1) @ torch.cat([synthesis[:count], synthesis[rows : rows + count]])
+
+
 def blur() -> None:
     """Averages over neighbors before the grid is halved and after it is doubled."""
     multiscale.Shrink, multiscale.Grow = BlurredShrink, BlurredGrow  # type: ignore[attr-defined]
@@ -123,6 +152,18 @@ def fourier() -> None:
     """Products of waves instead of the attention."""
     multiscale.CoarseAttention = FourierMixing  # type: ignore[misc]
     multiscale.MultiscaleNetwork._phases = lambda self, x, layout: layout  # type: ignore[assignment,method-assign,return-value]
+
+
+def diagonal() -> None:
+    """One number for each wave and channel instead of the attention."""
+    fourier()
+    multiscale.CoarseAttention = DiagonalMixing  # type: ignore[misc]
+
+
+def diagonal_and_blur() -> None:
+    """One number for each wave and channel, and averages after growing."""
+    diagonal()
+    blur_growth()
 
 
 def odd_reflection() -> None:

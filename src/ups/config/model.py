@@ -176,9 +176,6 @@ class MultiscaleConfig(ModelConfig):
     kernel_size: int = setting(
         3, "Points of a kernel along each axis at full resolution; coarser levels have 3.", unit="points", ge=1, le=31
     )
-    pointwise: bool = setting(
-        False, "The second convolution of a block is a matrix at each point: cheaper steps, so more of them."
-    )
     own_kernels: bool = setting(
         False,
         "Kernels of their own for each number of dimensions that tasks have, which a model of 1D and 2D tasks should "

@@ -12,6 +12,7 @@ last axis.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,35 +22,55 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ups.models.normalization import Constants
+from ups.models.normalization import Constants, as_type
 
 # First sample, the one after the last, and which axes of the grid wrap around.
 Range = tuple[int, int, tuple[bool, ...]]
 # By the dimensions of the tensor.
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {4: F.conv2d, 5: F.conv3d}
+_FEW_POINTS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """What a tensor (B, C, *grid) holds: fields of `dims` dimensions, samples with the same boundaries in ranges."""
 
     dims: int
     ranges: tuple[Range, ...]
 
-    @property
+    @functools.cached_property
     def wraps_nowhere(self) -> bool:
         return not any(any(wraps) for _, _, wraps in self.ranges)
 
+    @functools.cached_property
+    def open_ends(self) -> tuple[tuple[int, int, int], ...]:
+        """(first sample, the one after the last, axis of the grid) of all axes with points that do not wrap."""
+        axes = range(1 if self.dims == 1 else 0, grid_rank(self.dims))
+        return tuple((first, stop, axis) for first, stop, wraps in self.ranges for axis in axes if not wraps[axis])
+
     def sources(self, grid: Sequence[int], size: int, constants: Constants, device: torch.device) -> tuple[Tensor, ...]:
-        """`halo_sources` of each range for a kernel of `size` taps; none where zero padding is all there is to do."""
-        if self.wraps_nowhere:
-            return ()
+        """Where a convolution with `size` taps along each axis takes its points from, for each range.
+
+        `tap_sources` where it is a product of matrices, else `halo_sources`; none where zero padding is all there is to
+        do.
+        """
         pads = [0, size // 2] if self.dims == 1 else [size // 2] * self.dims
-        keys = [(tuple(grid), tuple(pads), wraps) for _, _, wraps in self.ranges]
+        by_taps = self.as_product(grid, device)
+        if self.wraps_nowhere and not by_taps:
+            return ()
+        make = tap_sources if by_taps else halo_sources
+        keys = [(make, tuple(grid), tuple(pads), wraps) for _, _, wraps in self.ranges]
         return tuple(
-            constants.get(functools.partial(halo_sources, grid, pads, key[-1]), key, device, torch.int64)
-            for key in keys
+            constants.get(functools.partial(make, grid, pads, key[-1]), key, device, torch.int64) for key in keys
         )
+
+    def as_product(self, grid: Sequence[int], device: torch.device) -> bool:
+        """Whether convolutions on this grid are products with the taps of each point side by side.
+
+        On a CPU that is faster where a point has few taps or the grid few points: weights are not brought into another
+        order in each call, and gradients of kernels are plain products.
+        """
+        return device.type == "cpu" and (self.dims == 1 or math.prod(grid) <= _FEW_POINTS)
 
 
 def grid_rank(dims: int) -> int:
@@ -70,97 +91,124 @@ def halo_sources(grid: Sequence[int], pads: Sequence[int], wraps: Sequence[bool]
     its value from (as one number): around a wrapping axis, the nearest one elsewhere."""
     index = torch.zeros((), dtype=torch.int64)
     for points, pad, around in zip(grid, pads, wraps, strict=True):
-        place = torch.arange(-pad, points + pad)
-        place = place % points if around else place.clamp(0, points - 1)
-        index = index[..., None] * points + place
+        position = torch.arange(-pad, points + pad)
+        position = position % points if around else position.clamp(0, points - 1)
+        index = index[..., None] * points + position
     return index.flatten()
 
 
-def with_halo(x: Tensor, pads: Sequence[int], ranges: Sequence[Range], sources: Sequence[Tensor]) -> Tensor:
+def tap_sources(grid: Sequence[int], pads: Sequence[int], wraps: Sequence[bool]) -> Tensor:
+    """For each point of a grid and each tap of a kernel around it, the point under the tap, as `halo_sources`."""
+    padded = halo_sources(grid, pads, wraps).reshape([n + 2 * p for n, p in zip(grid, pads, strict=True)])
+    for axis, pad in enumerate(pads):
+        padded = padded.unfold(axis, 2 * pad + 1, 1)
+    return padded.flatten()  # (grid x taps)
+
+
+def gathered(x: Tensor, ranges: Sequence[Range], sources: Sequence[Tensor]) -> Tensor:
+    """x (B, *grid, C) -> (B, N, C): the points that the sources (N,) of each range name."""
+    points = x.reshape(x.shape[0], -1, x.shape[-1])
+    if len(ranges) == 1:
+        return points.index_select(1, sources[0])
+    out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[-1])
+    for (first, stop, _), source in zip(ranges, sources, strict=True):
+        torch.index_select(points[first:stop], 1, source, out=out[first:stop])
+    return out
+
+
+def with_halo(x: Tensor, pads: Sequence[int], layout: Layout, sources: Sequence[Tensor]) -> Tensor:
     """x (B, *grid, C) with `pads` more points at both ends of each axis: wrapped around, or 0 where nothing wraps.
 
     sources: what `halo_sources` gives for each of the ranges.
     """
     sizes = [n + 2 * p for n, p in zip(x.shape[1:-1], pads, strict=True)]
-    points = x.flatten(1, -2)  # (B, points, C)
-    if len(ranges) == 1:
-        out = points.index_select(1, sources[0])
-    else:
-        out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[-1])
-        for (first, stop, _), source in zip(ranges, sources, strict=True):
-            torch.index_select(points[first:stop], 1, source, out=out[first:stop])
-    padded = out.view(x.shape[0], *sizes, x.shape[-1])
-    for first, stop, wraps in ranges:
-        for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True), start=1):
-            if pad and not around:
-                padded[first:stop].narrow(axis, 0, pad).zero_()
-                padded[first:stop].narrow(axis, sizes[axis - 1] - pad, pad).zero_()
+    padded = gathered(x, layout.ranges, sources).view(x.shape[0], *sizes, x.shape[-1])
+    for first, stop, axis in layout.open_ends:
+        if pad := pads[axis]:
+            part = padded[first:stop]
+            part.narrow(axis + 1, 0, pad).zero_()
+            part.narrow(axis + 1, sizes[axis] - pad, pad).zero_()
     return padded
 
 
-class HaloConvolution(torch.autograd.Function):
-    """The convolution of `with_halo`, whose gradient is folded back in place: one pass over memory less each way than
-    padding and convolution one after the other."""
+def with_taps(x: Tensor, pads: Sequence[int], layout: Layout, sources: Sequence[Tensor]) -> Tensor:
+    """x (B, *grid, C) -> (B, grid x taps, C): the points under the taps of a kernel, 0 beyond ends that do not wrap.
+
+    sources: what `tap_sources` gives for each of the ranges.
+    """
+    taps, grid = gathered(x, layout.ranges, sources), x.shape[1:-1]
+    if layout.open_ends:
+        by_tap = taps.view(x.shape[0], *grid, *[2 * pad + 1 for pad in pads], x.shape[-1])
+        for first, stop, axis in layout.open_ends:
+            part, pad, tap_axis = by_tap[first:stop], pads[axis], 1 + len(grid) + axis
+            for offset in range(1, pad + 1):  # from the middle tap
+                part.narrow(1 + axis, 0, offset).select(tap_axis, pad - offset).zero_()
+                part.narrow(1 + axis, grid[axis] - offset, offset).select(tap_axis, pad + offset).zero_()
+    return taps
+
+
+class KernelProduct(torch.autograd.Function):
+    """A convolution whose gradient is one, too: that of the field is convolved with the mirrored kernel.
+
+    kernel (outputs, *sizes, inputs). What autograd would do instead costs two more passes over memory each way.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, ranges: tuple[Range, ...], *sources: Tensor
-    ) -> Tensor:
-        pads = tuple(size // 2 for size in kernel.shape[2:])
-        padded = with_halo(x, pads, ranges, sources)
-        ctx.save_for_backward(padded, kernel)
-        ctx.pads, ctx.ranges, ctx.bias_sizes = pads, ranges, None if bias is None else list(bias.shape)
-        return _CONVOLVE[x.ndim](padded.movedim(-1, 1), kernel, bias).movedim(1, -1)
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, layout: Layout, *sources: Tensor) -> Tensor:
+        extended_x, out = _applied(x, kernel, bias, layout, sources)
+        ctx.save_for_backward(extended_x, kernel, *sources)
+        ctx.layout, ctx.has_bias, ctx.grid = layout, bias is not None, x.shape[1:-1]
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        padded, kernel = ctx.saved_tensors
-        rank = kernel.ndim - 2
-        ones, zeros = [1] * rank, [0] * rank
-        folded, for_kernel, for_bias = torch.ops.aten.convolution_backward(
-            gradients[0].movedim(-1, 1),
-            padded.movedim(-1, 1),
-            kernel,
-            ctx.bias_sizes,
-            ones,
-            zeros,
-            ones,
-            False,
-            zeros,
-            1,
-            ctx.needs_input_grad[:3],
-        )
-        if folded is not None:
-            folded = folded.movedim(1, -1)
-            for axis in range(rank):
-                for low, start, end, high, wraps in _ends(folded, axis, ctx.pads, ctx.ranges):
-                    if wraps:
-                        end.add_(low)
-                        start.add_(high)
-            folded = _inner(folded, ctx.pads)
-        return (folded, for_kernel, for_bias, None, *[None] * len(ctx.ranges))
+        extended_x, kernel, *sources = ctx.saved_tensors
+        (gradient,) = gradients
+        gradient = gradient.contiguous()
+        for_x = for_kernel = for_bias = None
+        if ctx.needs_input_grad[0]:
+            mirrored = kernel.flip(tuple(range(1, kernel.ndim - 1))).transpose(0, -1).contiguous()
+            _, for_x = _applied(gradient, mirrored, None, ctx.layout, sources)
+        if ctx.layout.as_product(ctx.grid, gradient.device):
+            rows = gradient.flatten(0, -2)
+            for_kernel = (rows.T @ extended_x).view(kernel.shape)
+            for_bias = rows.sum(0) if ctx.has_bias else None
+        else:
+            for_kernel, for_bias = _kernel_gradient(gradient, extended_x, kernel, ctx.has_bias)
+        return (for_x, for_kernel, for_bias, None, *[None] * len(sources))
 
 
-def _inner(x: Tensor, pads: Sequence[int]) -> Tensor:
-    for axis, pad in enumerate(pads, start=1):
-        x = x.narrow(axis, pad, x.shape[axis] - 2 * pad)
-    return x
+def _kernel_gradient(gradient: Tensor, padded: Tensor, kernel: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    rank = kernel.ndim - 2
+    ones, zeros = [1] * rank, [0] * rank
+    _, for_kernel, for_bias = torch.ops.aten.convolution_backward(
+        gradient.movedim(-1, 1),
+        padded.movedim(-1, 1),
+        kernel.movedim(-1, 1),
+        [kernel.shape[0]] if has_bias else None,
+        ones,
+        zeros,
+        ones,
+        False,
+        zeros,
+        1,
+        [False, True, has_bias],
+    )
+    return for_kernel.movedim(1, -1), for_bias
 
 
-def _ends(x: Tensor, axis: int, pads: tuple[int, ...], ranges: tuple[Range, ...]) -> Any:
-    """Views of the two halos of an axis and of the points next to them: low halo, first, last, high halo, wraps."""
-    pad, dim = pads[axis], axis + 1
-    if not pad:
-        return
-    # Later axes still have their halos: corners go around one axis after the other.
-    slab = _inner(x, (*pads[:axis], *[0] * (len(pads) - axis)))
-    size = x.shape[dim] - 2 * pad
-    for first, stop, wraps in ranges:
-        part = slab[first:stop]
-        offsets = (0, pad, size, size + pad)
-        low, start, end, high = (part.narrow(dim, offset, pad) for offset in offsets)
-        yield low, start, end, high, wraps[axis]
+def _applied(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What a kernel (outputs, *sizes, inputs) is applied to, x (B, *grid, inputs) with its halo or taps; the result."""
+    pads = [size // 2 for size in kernel.shape[1:-1]]
+    if layout.as_product(x.shape[1:-1], x.device):
+        matrix = kernel.flatten(1)
+        taps = with_taps(x, pads, layout, sources).view(-1, matrix.shape[1])
+        return taps, F.linear(taps, matrix, bias).view(*x.shape[:-1], -1)
+    padded = with_halo(x, pads, layout, sources)
+    return padded, _CONVOLVE[x.ndim](padded.movedim(-1, 1), kernel.movedim(-1, 1), bias).movedim(1, -1)
 
 
 class GridKernel(nn.Module):
@@ -182,31 +230,30 @@ class GridKernel(nn.Module):
         drawn = self.weight.detach()
         fewer = [n for n in sorted(dims) if n < self.axes]
         self.own = nn.ParameterDict({str(n): nn.Parameter(self._fitted(drawn, self.axes, n).clone()) for n in fewer})
-        self.bias = nn.Parameter(torch.zeros(num_outputs)) if num_outputs else None
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
         # What `prepared` returned and where the weights lay, in a network whose weights stay (`Network.fix_weights`).
-        self.kept: dict[tuple[int, torch.dtype], tuple[int, Tensor, Tensor | None]] | None = None
+        self.kept: dict[tuple[int, torch.dtype, bool], tuple[int, Tensor, Tensor]] | None = None
 
-    def prepared(self, dims: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Kernel, as `arranged` gives it, and bias for fields of `dims` dimensions."""
+    def prepared(self, dims: int, dtype: torch.dtype, product: bool = True) -> tuple[Tensor, Tensor]:
+        """Kernel, as `arranged` gives it, and bias for fields of `dims` dimensions. product: the kernel is a matrix."""
         if self.kept is None or torch.is_grad_enabled():
             weight, axes = self.of(dims), dims if str(dims) in self.own else self.axes
             taps = reduced(self._taps(weight, axes), axes, dims, self.averages)
-            bias = None if self.bias is None else self._with_idle(self.bias, dims).to(dtype)
-            taps = self._with_idle(taps, dims) if bias is None else taps
-            return self.arranged(taps.to(dtype), bias)
+            return self.arranged(taps.to(dtype), self._bias(dims).to(dtype))
         stamp = self.weight.data_ptr()  # another one after the network was moved
-        stored = self.kept.get((dims, dtype))
+        stored = self.kept.get((dims, dtype, product))
         if stored is None or stored[0] != stamp:
             with torch.enable_grad():
                 kernel, bias = self.prepared(dims, dtype)
-            stored = self.kept[dims, dtype] = (stamp, kernel.detach(), None if bias is None else bias.detach())
+            if product:  # columns side by side: a product of few rows takes a third of the time
+                kernel = kernel.movedim(0, -1).contiguous().movedim(-1, 0)
+            stored = (stamp, kernel.detach(), bias.detach())
+            self.kept[dims, dtype, product] = stored
         return stored[1:]
 
-    def arranged(self, taps: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """taps (rows, *size^dims, columns) as the matrix of a product, or as the kernel of a convolution; and the bias.
-
-        A line keeps a first axis of length 1.
-        """
+    def arranged(self, taps: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """taps (rows, *size^dims, columns) as what the module applies, and the bias. A line keeps a first axis of
+        length 1."""
         return taps.flatten(1), bias
 
     def of(self, dims: int) -> nn.Parameter:
@@ -214,15 +261,16 @@ class GridKernel(nn.Module):
         parameter: nn.Parameter = self.own.get(str(dims), self.weight)
         return parameter
 
-    def _with_idle(self, x: Tensor, dims: int) -> Tensor:
-        """x, with the kernels of other dimensions in its graph: every parameter is in every graph."""
+    def _bias(self, dims: int) -> Tensor:
+        """The bias, with the kernels of other dimensions in its graph: every parameter is in every graph."""
+        bias: Tensor = self.bias
         if not self.own or not torch.is_grad_enabled():
-            return x
+            return bias
         used = self.of(dims)
         for weight in (self.weight, *self.own.values()):
             if weight is not used and weight.requires_grad:
-                x = x + 0.0 * weight.flatten()[0]  # one number of each is enough for the graph
-        return x
+                bias = bias + 0.0 * weight.flatten()[0]  # one number of each is enough for the graph
+        return bias
 
     def converted(self, kernels: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Kernels of such a module by their dimensions, as this one has them: parameter -> value.
@@ -287,25 +335,24 @@ class GridConvolution(GridKernel):
         scale = 0.0 if zero else (inputs * size ** max(dims)) ** -0.5
         super().__init__(outputs, inputs, outputs, size, dims, scale)
 
-    def arranged(self, taps: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return taps.movedim(-1, 1), bias
+    def arranged(self, taps: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return taps, bias
 
     def forward(self, x: Tensor, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
-        """(B, *grid, inputs) -> (B, *grid, outputs). sources: of the halo, for each range, see `Layout.sources`."""
+        """(B, *grid, inputs) -> (B, *grid, outputs). sources: of each range, see `Layout.sources`."""
         dtype = working_dtype(x, self.weight)
-        kernel, bias = self.prepared(layout.dims, dtype)
-        return convolved(x.to(dtype), kernel, bias, layout, sources)
+        kernel, bias = self.prepared(layout.dims, dtype, layout.as_product(x.shape[1:-1], x.device))
+        return convolved(as_type(x, dtype), kernel, bias, layout, sources)
 
 
 def convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
-    """x (B, *grid, inputs) convolved with a kernel (outputs, inputs, *sizes), an odd number of taps along each axis."""
-    pads = [size // 2 for size in kernel.shape[2:]]
-    if layout.wraps_nowhere:
-        return _CONVOLVE[x.ndim](x.movedim(-1, 1), kernel, bias, padding=pads).movedim(1, -1)
+    """x (B, *grid, inputs) convolved with a kernel (outputs, *sizes, inputs), an odd number of taps along each axis."""
+    if not sources:
+        pads = [size // 2 for size in kernel.shape[1:-1]]
+        return _CONVOLVE[x.ndim](x.movedim(-1, 1), kernel.movedim(-1, 1), bias, padding=pads).movedim(1, -1)
     if not torch.is_grad_enabled():
-        padded = with_halo(x, pads, layout.ranges, sources)
-        return _CONVOLVE[x.ndim](padded.movedim(-1, 1), kernel, bias).movedim(1, -1)
-    convolved_x: Tensor = HaloConvolution.apply(x, kernel, bias, layout.ranges, *sources)  # type: ignore[no-untyped-call]
+        return _applied(x, kernel, bias, layout, sources)[1]
+    convolved_x: Tensor = KernelProduct.apply(x, kernel, bias, layout, *sources)  # type: ignore[no-untyped-call]
     return convolved_x
 
 
@@ -319,7 +366,7 @@ class Shrink(GridKernel):
         """(B, *grid, inputs) -> (B, *grid / 2, outputs)."""
         dtype = working_dtype(x, self.weight)
         matrix, bias = self.prepared(layout.dims, dtype)
-        return F.linear(_cells(x.to(dtype), _cell(layout)), matrix, bias)  # cells (B, *grid / 2, taps x inputs)
+        return F.linear(_cells(as_type(x, dtype), _cell(layout)), matrix, bias)  # cells (B, *grid / 2, taps x inputs)
 
 
 class Grow(GridKernel):
@@ -330,14 +377,14 @@ class Grow(GridKernel):
     def __init__(self, inputs: int, outputs: int, dims: Sequence[int]) -> None:
         super().__init__(inputs, outputs, outputs, 2, dims, inputs**-0.5)
 
-    def arranged(self, taps: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return taps.flatten(1).T, None if bias is None else bias.repeat(taps[0, ..., 0].numel())
+    def arranged(self, taps: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return taps.flatten(1).T, bias.repeat(taps[0, ..., 0].numel())
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """(B, *grid, inputs) -> (B, *grid x 2, outputs)."""
         dtype = working_dtype(x, self.weight)
         matrix, bias = self.prepared(layout.dims, dtype)
-        return _points(F.linear(x.to(dtype), matrix, bias), _cell(layout))  # of (B, *grid, taps x outputs)
+        return _points(F.linear(as_type(x, dtype), matrix, bias), _cell(layout))  # of (B, *grid, taps x outputs)
 
 
 def _cell(layout: Layout) -> tuple[int, ...]:
@@ -364,43 +411,26 @@ def _points(cells: Tensor, sizes: Sequence[int]) -> Tensor:
     return parts.permute(order).reshape(cells.shape[0], *whole, -1)
 
 
-class PointMatrix(GridKernel):
-    """A matrix between the channels of each point, whose result is added to other points. Zero when new."""
-
-    def __init__(self, inputs: int, outputs: int, dims: Sequence[int]) -> None:
-        super().__init__(outputs, inputs, 0, 1, dims, 0.0)
-
-    def forward(self, y: Tensor, x: Tensor, layout: Layout) -> Tensor:
-        """x (B, *grid, outputs) and the product with y (B, *grid, inputs)."""
-        dtype = working_dtype(y, self.weight)
-        return plus_product(x, y.to(dtype), self.prepared(layout.dims, dtype)[0])
-
-
 def plus_product(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
     """x (..., N) + y (..., M) matrix^T, in one pass over memory where both have one type; matrix (N, M)."""
     if x.dtype != y.dtype or torch.is_autocast_enabled(x.device.type):
         return x + F.linear(y, matrix)
-    return torch.addmm(x.flatten(0, -2), y.flatten(0, -2), matrix.T).view(x.shape)
+    rows, inputs = matrix.shape
+    return torch.addmm(x.reshape(-1, rows), y.reshape(-1, inputs), matrix.T).view(x.shape)
 
 
 class ResidualBlock(nn.Module):
-    """x + B gelu((A x) scale + shift), with scale and shift from the condition; the identity when new.
+    """x + B gelu((A x) scale + shift), with scale and shift from the condition; the identity when new."""
 
-    A is a convolution, B another one or a matrix at each point (`pointwise`).
-    """
-
-    def __init__(self, width: int, size: int, pointwise: bool, dims: Sequence[int]) -> None:
+    def __init__(self, width: int, size: int, dims: Sequence[int]) -> None:
         super().__init__()
         self.inner = GridConvolution(width, width, size, dims)
-        self.outer: PointMatrix | GridConvolution
-        self.outer = PointMatrix(width, width, dims) if pointwise else GridConvolution(width, width, size, dims, True)
+        self.outer = GridConvolution(width, width, size, dims, zero=True)
         self.num_modulations = 2 * width
 
-    def forward(self, x: Tensor, modulation: Tensor, layout: Layout, *sources: Tensor) -> Tensor:
-        """x (B, *grid, C), modulation (B, 1, .., 2 C), sources as in `GridConvolution` -> (B, *grid, C)."""
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor, layout: Layout, *sources: Tensor) -> Tensor:
+        """x (B, *grid, C), scale and shift (B, 1, .., C), sources as in `GridConvolution` -> (B, *grid, C)."""
         y = self.inner(x, layout, sources)
-        scale, shift = modulation.to(y.dtype).chunk(2, dim=-1)
-        y = F.gelu(torch.addcmul(shift, y, scale))
-        pointwise = isinstance(self.outer, PointMatrix)
-        out: Tensor = self.outer(y, x, layout) if pointwise else x + self.outer(y, layout, sources)
-        return out
+        y = F.gelu(torch.addcmul(as_type(shift, y.dtype), y, as_type(scale, y.dtype)))
+        added: Tensor = x + self.outer(y, layout, sources)
+        return added

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ups.models.constraints import not_negative
-from ups.models.normalization import Constants, wide
+from ups.models.normalization import Constants, wide, without_autocast
 from ups.spec.task import AxisSpec, Role, TaskSpec
 
 
@@ -106,7 +106,7 @@ def _resampled(x: Tensor, dim: int, points: int, offset: float, constants: Const
         return x
     key, values = (x.shape[dim], points, offset), wide(x)
     matrix = constants.get(functools.partial(resampling_matrix, *key), key, x.device, values.dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         return (values.movedim(dim, -1) @ matrix).movedim(-1, dim)
 
 

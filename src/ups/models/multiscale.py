@@ -36,11 +36,12 @@ from ups.models.grid_convolution import (
 )
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLinearPart
-from ups.models.normalization import Constants, wide
+from ups.models.normalization import Constants, as_type, wide, without_autocast
 from ups.models.propagator import Propagator, last_frame
 from ups.models.task_tables import Lift, Lower, NamedTable, NamedVectors, RowName
 from ups.models.vocabulary import BOUNDARIES, MAX_AXES, Vocabulary
 from ups.models.warm_start import NamedRows, UnitChange
+from ups.spec.batch import Memo
 from ups.spec.task import TaskSpec
 
 _LIFT_TAPS = 3
@@ -71,7 +72,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 hint="use fewer heads or a larger last width",
             )
         self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
-        levels = [(*level, config.pointwise) for level in zip(widths, counts, sizes, strict=True)]
+        levels = list(zip(widths, counts, sizes, strict=True))
         self.down = nn.ModuleList(_blocks(*level, dims) for level in levels[:-1])
         self.shrink = nn.ModuleList(Shrink(a, b, dims) for a, b in itertools.pairwise(widths))
         self.middle = _blocks(*levels[-1], dims)
@@ -99,15 +100,16 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         # Tasks with the same boundaries side by side: one range for all of them.
         order = sorted(range(len(group)), key=lambda n: _wraps(group[n].task))
         ordered = [group[n] for n in order]
-        layout = _layout([g.task for g in ordered], [g.fields.shape[0] for g in ordered])
+        memo = ordered[0].memo if len(ordered) == 1 else Memo()
+        layout = memo.once("layout", lambda: _layout([g.task for g in ordered], [g.fields.shape[0] for g in ordered]))
         amplitudes = [self._amplitude(g) for g in ordered]
-        device_type = ordered[0].fields.device.type
-        with torch.autocast(device_type, enabled=False):
+        device = ordered[0].fields.device
+        with without_autocast(device):
             modulations = self._modulations(ordered, amplitudes)
         x = _joined([self._lifted(g, a) for g, a in zip(ordered, amplitudes, strict=True)])
-        x = wide(self._trunk(wide(x), modulations, layout))
+        x = wide(self._trunk(wide(x), modulations, layout, memo.once("halos", list)))
         predictions: dict[int, Tensor] = {}
-        with torch.autocast(device_type, enabled=False):
+        with without_autocast(device):
             parts = torch.split(x, [g.fields.shape[0] for g in ordered]) if len(ordered) > 1 else (x,)
             changes = self._linear(ordered)
             for n, given, part, amplitude, change in zip(order, ordered, parts, amplitudes, changes, strict=True):
@@ -118,7 +120,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
     def linear(self, given: NetworkInput) -> Tensor:
         """The propagator's part of the scaled change (B, C, *S) of a transient task, which can be fitted alone."""
-        with torch.autocast(given.fields.device.type, enabled=False):
+        with without_autocast(given.fields.device):
             change = self._linear([given])[0]
         if change is None or given.task.steady:
             raise ValueError(f"task '{given.task.name}' has no linear part: it is steady, or the propagator is off")
@@ -279,21 +281,21 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             static, state = torch.tensor_split(fields, [task.num_channels("static")], dim=1)
             scaled = state / _by_sample(amplitude, state)
             fields = torch.cat([static, scaled], dim=1) if static.shape[1] else scaled
-        layout = _layout([task], [fields.shape[0]])
+        layout = given.memo.once("layout", lambda: _layout([task], [fields.shape[0]]))
         lifted: Tensor = self.lift(given, fields, self._fit, layout)
         return lifted
 
-    def _trunk(self, x: Tensor, modulations: Tensor, layout: Layout) -> Tensor:
-        """x (B, *grid, D), modulations (B, 1, .., M) -> (B, *grid, D)."""
-        split = torch.split(modulations, self._told, dim=-1)
-        of: dict[nn.Module, Tensor] = dict(zip(self._modulated, split, strict=True))
-        halos: list[tuple[Tensor, ...]] = []
+    def _trunk(self, x: Tensor, modulations: Tensor, layout: Layout, halos: list[tuple[Tensor, ...]]) -> Tensor:
+        """x (B, *grid, D), modulations (B, 1, .., M) -> (B, *grid, D). halos: sources of the known levels."""
+        # Scales and shifts of one module after the other.
+        halves = iter(torch.split(modulations, [n // 2 for n in self._told for _ in range(2)], dim=-1))
+        of: dict[nn.Module, tuple[Tensor, Tensor]] = {m: (next(halves), next(halves)) for m in self._modulated}
 
         def through(level: int, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
             if level == len(halos):
                 halos.append(layout.sources(x.shape[1:-1], self._sizes[level], self._constants, x.device))
             for block in blocks:
-                x = block(x, of[block], layout, *halos[level])
+                x = block(x, *of[block], layout, *halos[level])
             return x
 
         passed = []
@@ -306,7 +308,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             x = through(len(passed), [block], x)
             if str(number) in self.attention:
                 attention = self.attention[str(number)]
-                x = attention(x, of[attention], phases)
+                x = attention(x, *of[attention], phases)
         for level in reversed(range(len(passed))):
             x = through(level, self.up[level], passed[level] + self.grow[level](x, layout))  # type: ignore[arg-type]
         return x
@@ -342,8 +344,8 @@ def build(config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: i
     return MultiscaleNetwork(config, tasks, context_frames)
 
 
-def _blocks(width: int, count: int, size: int, pointwise: bool, dims: Sequence[int]) -> nn.ModuleList:
-    return nn.ModuleList(ResidualBlock(width, size, pointwise, dims) for _ in range(count))
+def _blocks(width: int, count: int, size: int, dims: Sequence[int]) -> nn.ModuleList:
+    return nn.ModuleList(ResidualBlock(width, size, dims) for _ in range(count))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -521,21 +523,21 @@ class CoarseAttention(nn.Module):
         nn.init.zeros_(self.outer.weight)
         self.num_modulations = 2 * width
 
-    def forward(self, x: Tensor, modulation: Tensor, phases: Tensor) -> Tensor:
-        """x (B, *grid, D), modulation (B, 1, .., 2 D), phases (B or 1, L, D, 2) from `rope_phases` -> (B, *grid, D)."""
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor, phases: Tensor) -> Tensor:
+        """x (B, *grid, D), scale and shift (B, 1, .., D), phases (B or 1, L, D, 2) from `rope_phases`."""
         z = x.flatten(1, -2)  # (B, L, D)
-        scale, shift = modulation.flatten(1, -2).chunk(2, dim=-1)  # each (B, 1, D)
-        y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)).to(shift.dtype), scale)
-        y = self.inner(y.to(self.inner.weight.dtype))
+        y = as_type(F.layer_norm(wide(x), (self.width,)), shift.dtype)
+        y = torch.addcmul(shift, y, scale).view(z.shape)
+        y = self.inner(as_type(y, self.inner.weight.dtype))
         pairs, v, value, gate = torch.split(y, [2 * self.width, *[self.width] * 3], dim=-1)
         # Scores in float32: differences of large products decide, and half precision is slower here on a CPU.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             heads = (*y.shape[:2], self.num_heads, -1)
             q, k = torch.split(rotated(wide(pairs), phases), self.width, dim=-1)
             q, k, v = (part.reshape(heads).transpose(1, 2) for part in (q, k, wide(v)))  # each (B, H, L, D/H)
             seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, L, D)
-        of_seen, of_gated = torch.split(self.outer.weight.to(y.dtype), self.width, dim=1)
-        z = plus_product(plus_product(z, seen.to(y.dtype), of_seen), F.silu(gate) * value, of_gated)
+        of_seen, of_gated = torch.split(as_type(self.outer.weight, y.dtype), self.width, dim=1)
+        z = plus_product(plus_product(z, as_type(seen, y.dtype), of_seen), F.silu(gate) * value, of_gated)
         return z.reshape(x.shape)
 
 

@@ -31,7 +31,18 @@ _ROLES = ("state", "static", "target", "parameter")
 
 def wide(x: Tensor) -> Tensor:
     """`x` in at least float32: what is subtracted and divided here never runs in half precision."""
-    return x if x.dtype == torch.float64 else x.float()
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` as this type; a call of `to` that changes nothing costs as much as a small operation."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A region in which products are formed in the type of their factors."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else contextlib.nullcontext()
 
 
 class Normalization(nn.Module):

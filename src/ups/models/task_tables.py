@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ups.models.grid_convolution import Layout, convolved, grid_rank, reduced, working_dtype
 from ups.models.grid_fit import GridFit
 from ups.models.network import NetworkInput
-from ups.models.normalization import Constants
+from ups.models.normalization import Constants, as_type
 from ups.spec.task import AxisSpec, TaskSpec
 
 # What a row is for: first the task, '' where tasks share it by the names that follow.
@@ -116,15 +116,15 @@ class Lift(NamedTable):
         if task.num_spatial_dims == 1:
             inputs = inputs.unsqueeze(1)
         dtype = working_dtype(inputs, self.table)
-        taps = given.memo.once("lift", lambda: self._taps(task)).to(dtype)
+        taps = as_type(given.memo.once("lift", lambda: self._taps(task)), dtype)
         sources = layout.sources(inputs.shape[1:-1], self.size, self._constants, inputs.device)
-        return convolved(inputs.to(dtype).contiguous(), taps, None, layout, sources)
+        return convolved(as_type(inputs, dtype).contiguous(), taps, None, layout, sources)
 
     def _taps(self, task: TaskSpec) -> Tensor:
-        """The kernel (D, F, *sizes)."""
+        """The kernel (D, *sizes, F)."""
         taps = self.table[self.rows(task, self.table.device)]
         taps = taps.reshape(taps.shape[0], *[self.size] * self.axes, -1)
-        return reduced(taps, self.axes, task.num_spatial_dims).transpose(0, -1).contiguous().movedim(-1, 1)
+        return reduced(taps, self.axes, task.num_spatial_dims).transpose(0, -1).contiguous()
 
     def _positions(self, given: NetworkInput, fields: Tensor) -> list[Tensor]:
         """(B, 1, *S) for each coordinate that matters."""
@@ -185,6 +185,6 @@ class Lower(NamedTable):
             return self.weight[rows] * gain[:, None], self.bias[rows] * gain
 
         weight, bias = given.memo.once("lower", scaled)
-        y = F.linear(x.to(weight.dtype), weight, bias).movedim(-1, 1)
+        y = F.linear(as_type(x, weight.dtype), weight, bias).movedim(-1, 1)
         y = y.flatten(2, 3) if grid_rank(task.num_spatial_dims) > task.num_spatial_dims else y
         return fit.back(y, task, given.fields.shape[2:])
