@@ -40,5 +40,5 @@ def test_of_many_frames_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     found = FrameSizes(1)
     for part in np.array_split(sizes, 11):
         found.add(frames(part))
-    assert found._kept <= 64
+    assert found._num_rows <= 64
     assert found.spread((5.0,), (1.0,)) == pytest.approx(1.0, rel=0.3)
