@@ -129,8 +129,8 @@ def row_of(device_name: str) -> str | None:
 
     All words of a row's name must be in that name; of several rows the one that says most.
     """
-    given = device_name.lower().replace(" ", "").replace("-", "")
-    fitting = [key for key in known_devices() if all(word in given for word in key.split("-"))]
+    name = device_name.lower().replace(" ", "").replace("-", "")
+    fitting = [key for key in known_devices() if all(word in name for word in key.split("-"))]
     return max(fitting, key=len, default=None)
 
 
