@@ -103,10 +103,10 @@ def _start(command: list[str], out_path: Path, err_path: Path) -> subprocess.Pop
         )
 
 
-def _tell(name: str, places: tuple[Path, ...], document: dict[str, Any]) -> None:
-    for place in places:  # shared memory first: it answers at once, also when the disk does not
+def _tell(name: str, folders: tuple[Path, ...], document: dict[str, Any]) -> None:
+    for folder in folders:  # shared memory first: it answers at once, also when the disk does not
         with contextlib.suppress(OSError):
-            write_json(place / f"{name}.exit.json", document)
+            write_json(folder / f"{name}.exit.json", document)
 
 
 class _State:

@@ -271,11 +271,11 @@ class Attempt:
         asked_for = now - self._asked_ns / 1e9
         if not inside or self.stop_request.urgent:
             return None
-        places = evidence.capture(self._views, native=False)
+        locations = evidence.capture(self._views, native=False)
         view = next((view for view in inside if not evidence.waits_for_peers(view)), inside[0])
         assert view.last is not None
         step, phase = position(view)
-        at = places[view.rank].short() if view.rank in places else "-"
+        at = locations[view.rank].short() if view.rank in locations else "-"
         message = f"asked to leave {asked_for:.0f} s ago, and in {phase} for {now - view.last.time_ns / 1e9:.0f} s"
         rank_end = RankEnd(view.rank, time.monotonic_ns(), f"deadline({phase})", step, phase, at, message=message)
         return _Verdict(rank_end, asked_for)
@@ -296,9 +296,9 @@ class Attempt:
         if named and not standstill.kill:
             return None
         # Native frames take seconds: the rank is named without them.
-        places = evidence.capture(self._views, native=named)
+        locations = evidence.capture(self._views, native=named)
         view = self._who_is_not_waiting(standstill)
-        at = places[view.rank].short() if view.rank in places else "-"
+        at = locations[view.rank].short() if view.rank in locations else "-"
         watch.busy_until(time.monotonic_ns())
         if standstill.view.moved_since(standstill.record):
             return None  # slow, and on its way again
@@ -351,7 +351,7 @@ class Attempt:
 
     def _of_mismatch(self, mismatch: Mismatch) -> _Verdict:
         noticed_ns = time.monotonic_ns()
-        places = evidence.capture(self._views, native=False)
+        locations = evidence.capture(self._views, native=False)
         rank, record = mismatch.rank, mismatch.record
         message = (
             f"collective {record.collective}: rank {rank} issued {mismatch.operation} of step {record.step}, "
@@ -359,7 +359,7 @@ class Attempt:
         )
         cause = f"collective_mismatch({mismatch.operation.replace(' ', '')})"
         rank_end = RankEnd(rank, record.time_ns, cause, record.step, record.phase.label, message=message)
-        at = places[rank].short() if rank in places else "-"
+        at = locations[rank].short() if rank in locations else "-"
         return _Verdict(rank_end, (noticed_ns - record.time_ns) / 1e9, at)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
@@ -418,8 +418,8 @@ class Attempt:
         """A mismatch is seen from outside; the location is where the rank itself then failed, or stood."""
         if own.rank_end.at != "-":
             return own.rank_end
-        places = [s.at for s in ends if s.rank == own.rank_end.rank and s.at != "-"]
-        return replace(own.rank_end, at=places[0] if places else own.stood_at)
+        locations = [s.at for s in ends if s.rank == own.rank_end.rank and s.at != "-"]
+        return replace(own.rank_end, at=locations[0] if locations else own.stood_at)
 
     def _fault(self, first: RankEnd, ends: list[RankEnd], noticed: float, down: float) -> Fault:
         commit = self.find_commit()

@@ -92,8 +92,8 @@ class _Following:
         self._done = number
         self._tell({"attempt": number, "state": "running"})
         self._box_dir = box_dir = self._box_root / f"attempt_{number}"
-        told = order.get("environment")
-        known = {name: str(told[name]) for name in (IDENTITY_VARIABLE, HASHED_VARIABLE) if name in told} if told else {}
+        env = order.get("environment")
+        known = {name: str(env[name]) for name in (IDENTITY_VARIABLE, HASHED_VARIABLE) if name in env} if env else {}
         options = replace(
             self._options,
             environment={**self._options.environment, **known},

@@ -125,9 +125,9 @@ def tracker_lines(result: dict[str, Any]) -> list[str]:
     """One line per tracker for a person."""
     lines = []
     for tracker in result["trackers"]:
-        told = f", told {tracker['told']}" if tracker["told"] else ""
+        end = f", told {tracker['told']}" if tracker["told"] else ""
         problem = f", problem: {tracker['problem']}" if tracker["problem"] else ""
-        lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{told}{problem}")
+        lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{end}{problem}")
     return lines
 
 

@@ -336,7 +336,7 @@ class _ShownOutput:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._places: list[tuple[Path, Any]] = []
+        self._streams: list[tuple[Path, Any]] = []
         self._offsets: dict[Path, int] = {}
 
     def follow(self, attempt: int) -> None:
@@ -344,10 +344,10 @@ class _ShownOutput:
         if rank is None:
             return
         log = functools.partial(RunDir(self._options.run_dir).log, attempt, rank)
-        self._places = [(log("out"), sys.stdout), (log("err"), sys.stderr)]
+        self._streams = [(log("out"), sys.stdout), (log("err"), sys.stderr)]
 
     def look(self) -> None:
-        for path, stream in self._places:
+        for path, stream in self._streams:
             offset = self._offsets.get(path, 0)
             text = read_from(path, offset)
             self._offsets[path] = offset + len(text)

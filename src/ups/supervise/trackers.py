@@ -93,8 +93,8 @@ _MAX_CAUGHT_UP = 4
 
 def is_complete(run_dir: Path, document: RunDocument, note: TrackerNote) -> bool:
     """Whether a tracker has every row of a run that has ended, and knows how."""
-    told = note.state == document["state"] and note.ended == document["ended"]
-    return told and note.offset >= size_of(RunDir(run_dir).metrics)
+    ending_known = note.state == document["state"] and note.ended == document["ended"]
+    return ending_known and note.offset >= size_of(RunDir(run_dir).metrics)
 
 
 def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> dict[str, str]:
