@@ -135,7 +135,7 @@ def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
 
 @contextlib.contextmanager
 def noted_blocks() -> Iterator[list[str]]:
-    """The keys of the blocks that this thread reads inside, as they are called in the cache."""
+    """The keys in the cache of the blocks that this thread reads inside."""
     _here.blocks = keys = list[str]()
     try:
         yield keys
@@ -239,7 +239,7 @@ def _download(info: ObjectInfo, start: int, stop: int) -> bytes:
 
 
 def _changed(url: str) -> DataChangedError:
-    return DataChangedError(f"{url} was replaced while it was read", hint="start again when nobody writes to it")
+    return DataChangedError(f"{url} was replaced while it was read", hint="start again when no process writes to it")
 
 
 def _patiently(url: str, call: Callable[[], _T]) -> _T:

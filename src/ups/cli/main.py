@@ -88,7 +88,7 @@ INTERRUPTED = exit_code_of_signal(signal.SIGINT)
 
 
 class Command(NamedTuple):
-    """A row of the table: what is typed, where it lives, what it does, and what a person wants when looking for it."""
+    """A row of the table: what is typed, where it lives, what it does, and what a user who looks for it wants."""
 
     name: str
     module: str
@@ -166,7 +166,7 @@ class LazyGroup(TyperGroup):
 
 
 def help_text() -> str:
-    """What `ups --help` prints: commands grouped by what a person wants to do, options, exit codes."""
+    """What `ups --help` prints: commands grouped by what a user wants to do, options, exit codes."""
     rows = list(available().values())
     width = max(len(row.name) for row in rows)
     parts = [
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; nothing is raised for what a person can get wrong."""
+    """Run one command line and return its exit code; nothing is raised for a user's mistake."""
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="ups", standalone_mode=False)
         if sys.stdout is not None:

@@ -79,7 +79,7 @@ def plan(
 
 
 def show(planned: dict[str, Any]) -> None:
-    """The plan for a person."""
+    """The plan as text."""
     name = "this CPU" if planned["device"]["name"] == "cpu" else planned["device"]["name"]
     network = f", {planned['hosts']} hosts at {planned['network_bandwidth'] / 1e9:.3g} GB/s"
     say(

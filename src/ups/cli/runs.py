@@ -145,7 +145,7 @@ def clean(
     for one in chosen if yes else ():
         try:
             remove_run(str(one.path))
-        except UpsError as error:  # somebody has started or promoted it since
+        except UpsError as error:  # it was started or promoted since
             failed[one.path] = error.message
     removed = [one for one in chosen if yes and one.path not in failed]
     if json:

@@ -1,4 +1,4 @@
-"""What a person says about data of their own: `task.yaml`, next to a file, in a recipe, or given to a command.
+"""The description of a user's data: `task.yaml`, next to a file, in a recipe, or given to a command.
 
 The fields are those of a task (`ups.spec.task.TaskSpec`), plus where each of them is found in the file. What is said
 here is taken as it is, over anything that a file seems to say. Reading the file is left to `ups.formats.described`.

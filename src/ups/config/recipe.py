@@ -102,7 +102,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def dump_brief_recipe(recipe: Recipe) -> str:
-    """The canonical YAML without fields that are empty and that nobody has set: the same recipe in less text."""
+    """The canonical YAML without fields that are empty and were not set: the same recipe in less text."""
     return dump(_without_empty(plain_data(recipe), recipe.model_dump(mode="json", exclude_defaults=True)))
 
 
@@ -140,7 +140,7 @@ def text_hash(text: str) -> str:
 
 
 def recipe_file(path: str | os.PathLike[str]) -> Path:
-    """The recipe a person means: a file, the resolved one of a run directory, or that of `ups init`."""
+    """The recipe that a path means: a file, the resolved one of a run directory, or that of `ups init`."""
     named = Path(path)
     inside = (named / name for name in (CONFIG_NAME, "recipe.yaml"))
     return next((file for file in inside if file.is_file()), named)

@@ -77,7 +77,7 @@ class GateCondition(Section):
         return self
 
     def words(self) -> str:
-        """The condition as a person says it: 'one_step_trmse at most 0.5 times persistence'."""
+        """The condition in words: 'one_step_trmse at most 0.5 times persistence'."""
         limit = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
         other = {None: "", BEST: " times the best reference"}.get(self.relative_to, f" times {self.relative_to}")
         return f"{self.metric} {limit}{other}"

@@ -176,7 +176,7 @@ class Fetch:
             raise TryAgainError(f"the connection ended after {position} of {note.total} bytes")
 
     def _opened(self) -> IO[bytes]:
-        """The partial file for writing, and nothing else that has its name: a link would lead to somebody's file."""
+        """The partial file for writing, and nothing else that has its name: a link would lead to a foreign file."""
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(self.partial, flags, 0o666)

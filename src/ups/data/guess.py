@@ -62,7 +62,7 @@ MAX_COLUMNS = 16
 FEW_TRAJECTORIES = 10
 WANTED_PIECES = 20
 LEAST_PIECE = 8
-# What a reader assumes that a person who looks at the guesses should know.
+# What a reader assumes that the user who looks at the guesses should know.
 _TOLD = ("the .npy files", "arrays", "attributes", "not read", "dt is", "extent of")
 
 
@@ -70,7 +70,7 @@ _TOLD = ("the .npy files", "arrays", "attributes", "not read", "dt is", "extent 
 class Guess:
     """description: validated. reasons: path in the description -> why. sure: paths that the file itself says.
 
-    notes: sentences for the person. uncertain: paths that a person has to look at first. num_not_finite: of the sample.
+    notes: sentences for the user. uncertain: paths that the user has to look at first. num_not_finite: of the sample.
     """
 
     description: TaskDescription
@@ -91,7 +91,7 @@ class _Number:
 
 
 def guess_description(containers: Sequence[Container], name: str, dims: Sequence[str] = ()) -> Guess:
-    """What a file seems to hold; dims: what the dimensions are, where a person says so.
+    """What a file seems to hold; dims: what the dimensions are, where the user says so.
 
     Raises DataError if it has no array that could be a field.
     """
@@ -571,7 +571,7 @@ def description_page(guess: Guess, source: str) -> str:
     """The text of a task.yaml."""
     values = guess.description.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     for shown, axis in zip(values["axes"], guess.description.axes, strict=True):
-        shown["boundary"] = axis.boundary  # also where it is the default: a person may know better
+        shown["boundary"] = axis.boundary  # also where it is the default: the user may know better
     lines = [_HEAD.format(source=printable(source))]
     lines.append(f"name: {scalar_text(values['name'])}\n")
     for section in ("fields", "axes"):
@@ -596,7 +596,7 @@ def description_page(guess: Guess, source: str) -> str:
 
 
 def guess_lines(guess: Guess) -> list[tuple[str, str, str]]:
-    """(field, value, why) of each line that is a guess or of interest, for a person."""
+    """(field, value, why) of each line that is a guess or of interest."""
     values = guess.description.model_dump(mode="json")
     rows: list[tuple[str, str, str]] = []
     for path, why in guess.reasons.items():

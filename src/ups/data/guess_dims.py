@@ -92,7 +92,7 @@ LARGEST = float(np.finfo(np.float32).max)
 class Dims:
     """role: what each dimension is ('space' is not yet named); coordinate: the array that belongs to each, or ''.
 
-    seen: dimensions that only their values or their place tell apart. called: names that a person gave, or none.
+    seen: dimensions that only their values or their position tell apart. called: names that the user gave, or none.
     """
 
     role: list[str]
@@ -156,7 +156,7 @@ def guess_dims(container: Container, variable: Variable) -> Dims:
 
 
 def given_dims(container: Container, variable: Variable, names: Sequence[str]) -> Dims:
-    """What a person says that each dimension is, with the coordinates that belong to it. Raises ConfigError."""
+    """What the user says that each dimension is, with the coordinates that belong to it. Raises ConfigError."""
     shape = variable.shape
     if len(names) != len(shape):
         raise ConfigError(

@@ -106,11 +106,11 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
     fixed = [max(_fixed(v), _fixed(v[..., ::-1])) for v in channels]
     flat = [max(_flat(v), _flat(v[..., ::-1])) for v in channels]
     if all(f < FIXED for f in fixed):
-        return BoundaryGuess("dirichlet", f"{seam}, and the values at the ends stay as they are")
+        return BoundaryGuess("dirichlet", f"{seam}, and the values at the ends stay constant")
     if all(f < FLAT for f in flat):
         return BoundaryGuess("neumann", f"{seam}, and the fields are flat at the ends")
     if all(a < FIXED or b < FLAT for a, b in zip(fixed, flat, strict=True)):
-        return BoundaryGuess("wall", f"{seam}; some fields are flat at the ends, others stay as they are")
+        return BoundaryGuess("wall", f"{seam}; some fields are flat at the ends, others stay constant")
     if not larger:
         return BoundaryGuess("periodic", f"{seam}, but larger than most", unsure=True)
     return BoundaryGuess("unknown", f"{seam}: not periodic, and neither fixed nor flat")

@@ -334,7 +334,7 @@ class CacheWriter:
             what = "is another cache than the one asked for"
         except DataError as error:
             what = f"is in the way: {error.message}"
-        # Only a whole cache is replaced: anything else may be something that nobody wants to lose.
+        # Only a whole cache is replaced: anything else may be valuable.
         if not ((self.root / CACHE_NAME).is_file() and is_committed(self.root)):
             raise ConfigError(f"{self.root} {what}", hint="choose another --out, or remove it yourself")
         if not overwrite:
@@ -454,7 +454,7 @@ def _parameters(reader: Reader) -> Float32:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system of a directory, '' where nobody says."""
+    """The type of the file system of a directory, '' where it is unknown."""
     best, kind = -1, ""
     with contextlib.suppress(OSError):
         where = folder.resolve()

@@ -330,7 +330,7 @@ class ErrorReply:
 
 
 def fault_file(rank: int, worker: int) -> Path | None:
-    """Where a worker writes its stack if a person asked for a place of their own (UPS_FAULT_DIR), else None."""
+    """Where a worker writes its stack if UPS_FAULT_DIR names a directory, else None."""
     directory = os.environ.get(FAULT_DIR)
     return Path(directory) / f"worker_{rank}_{worker}.txt" if directory and Path(directory).is_dir() else None
 

@@ -173,7 +173,7 @@ def engine(variant: Variant, **settings: Any) -> Variant | None:
 
 
 def in_a_place_of_its_own(variant: Variant, run_dir: Path) -> Recipe:
-    """The recipe of a variant for a person to train: it must not go on with the run that failed, or write over it."""
+    """The recipe of a variant for the user to train: it must not continue the run that failed, or write over it."""
 
     def change(data: dict[str, Any]) -> None:
         data["run"].update(name=f"{data['run']['name'][:100]}-smallest", dir=str(run_dir))

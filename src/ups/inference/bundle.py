@@ -1,4 +1,4 @@
-"""A bundle: what a person takes away from a run. Plain files, no pickle, committed like everything else on disk.
+"""A bundle: the trained model of a run. Plain files, no pickle, committed like everything else on disk.
 
     bundle.json        format version, networks, packages needed, context, tasks, statistics, grids, scores, provenance
     model.safetensors  weights and normalization tables
@@ -87,7 +87,7 @@ class BundleInfo:
         return tuple(len(c) for c in self.coordinates[task])
 
     def needs(self) -> list[dict[str, str]]:
-        """The parts of other packages without which nobody can use the bundle: kind, name, distribution, version."""
+        """The parts of other packages that the bundle needs: kind, name, distribution, version."""
         origins = {network.type: MODELS.origin(network.type) for network in self.networks.values()}
         return [
             {"kind": one.kind, "name": one.name, "distribution": one.distribution, "version": one.version}

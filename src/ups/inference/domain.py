@@ -67,7 +67,7 @@ def labeled_in(label: str, value: Any) -> dict[str, Any]:
 
 
 def _is_xarray(value: Any, *kinds: str) -> bool:
-    module = sys.modules.get("xarray")  # without it nobody has an object of it; subclasses come from any module
+    module = sys.modules.get("xarray")  # without it there are no objects of it; subclasses come from any module
     return module is not None and isinstance(value, tuple(getattr(module, kind) for kind in kinds))
 
 

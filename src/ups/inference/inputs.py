@@ -1,4 +1,4 @@
-"""From what a person has (numpy, torch, xarray, a dict of fields) to checked tensors, with one clear line per mistake.
+"""From user input (numpy, torch, xarray, a dict of fields) to checked tensors, with one clear line per mistake.
 
 Shape legend: B samples, T given frames, C channels, S space, P parameters.
 """

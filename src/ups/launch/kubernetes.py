@@ -87,7 +87,7 @@ class KubernetesJob:
             )
         for word in self.node_labels:
             check_word("--node-label", word, _LABEL, "pool=h100 (KEY=VALUE)")
-        # In bytes without a unit, which nobody means. Names and other values are checked by the cluster.
+        # A number without a unit means bytes, and is refused. Names and other values are checked by the cluster.
         check_word("--memory", self.memory, _AMOUNT, "64Gi")
         plain_variables(self.variables)
 

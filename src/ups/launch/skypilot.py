@@ -154,7 +154,7 @@ def _run(job: SkyPilotJob) -> list[str]:
 
 
 class _Blocks(yaml.SafeDumper):
-    """Scripts as blocks that a person can read."""
+    """Scripts as readable blocks."""
 
 
 def _block(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

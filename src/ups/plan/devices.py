@@ -173,7 +173,7 @@ def this_cpu() -> Device:
         watches = [_one_pass(pieces, sizes) for _ in range(_REPEATS + 1)][1:]
     finally:
         torch.set_num_threads(threads)
-    # The same operations in every pass: the median of each is what it takes when nobody disturbs it.
+    # The same operations in every pass: the median of each is its undisturbed time.
     times = [statistics.median(column) for column in zip(*(w.seconds for w in watches), strict=True)]
     done = list(zip(watches[0].operations, times, strict=True))
     launch = statistics.median([t for op, t in done if op.num_bytes < _SMALL_BYTES])

@@ -66,7 +66,7 @@ def _find(name: str) -> Path:
             raise ConfigError(f"{name} is a directory without a run", hint="a run is named without the slash")
     run_dir = find_run(name)  # raises if there is none
     raise ConfigError(
-        f"{run_dir} has a run.json, but was not made by ups train", hint="remove it by hand if nobody needs it"
+        f"{run_dir} has a run.json, but was not made by ups train", hint="remove it by hand if it is not needed"
     )
 
 

@@ -87,7 +87,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """n solved trajectories as they are stored.
+    """n solved trajectories in their stored form.
 
     state (n, T, C, *S), static (n, C, *S), target (n, C, *S) float32; parameters (n, P) float32. A role without
     fields has 0 channels, a steady task 0 frames.

@@ -63,7 +63,7 @@ AttemptState = Literal["finished", "left", "failed", "ended"]
 
 @dataclass(slots=True)
 class StopRequest:
-    """Somebody asked the run to leave: `number` is the signal, 0 for nobody; `urgent` means now."""
+    """A request to leave: `number` is the signal, 0 without a request; `urgent` means now."""
 
     number: int = 0
     urgent: bool = False
@@ -232,7 +232,7 @@ class Attempt:
     def _broken_wrapper(self, launcher: Launcher) -> _Verdict | None:
         """A wrapper that did not end as its rank did.
 
-        Ranks that leave without the supervisor having been asked were told by somebody (a person, a scheduler, their
+        Ranks that leave without the supervisor having been asked were asked by others (a user, a scheduler, their
         own time limit), unless something between us and them failed: then their leaving is a consequence.
         """
         for view in self._views:
@@ -240,7 +240,7 @@ class Attempt:
             if code is None or ended is None or (code == int(ended["code"]) and "pid" in ended):
                 continue
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
-            message = f"ranks left although nobody asked the supervisor, and the wrapper of rank {view.rank} {how}"
+            message = f"ranks left without a request to the supervisor, and the wrapper of rank {view.rank} {how}"
             step, phase = position(view)
             cause = "out_of_memory" if code == -signal.SIGKILL and self._oom_kills.happened() else "launcher_failed"
             return _Verdict(RankEnd(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
@@ -314,7 +314,7 @@ class Attempt:
         step, phase = position(view)
         usual = "never seen before" if standstill.usual_seconds is None else f"usually {standstill.usual_seconds:.3g} s"
         message = f"no progress for {standstill.seconds:.1f} s in {phase} ({usual})"
-        # Where all ranks of this host wait for those of another one, it is there that somebody stands still.
+        # Where all ranks of this host wait for those of another one, the rank that stands still is there.
         waits = self.options.host_info is not None and evidence.waits_for_peers(view)
         rank_end = RankEnd(view.rank, standstill.record.time_ns, standstill.cause, step, phase, at, waits, message)
         return _Verdict(rank_end, self._named[key])
@@ -332,7 +332,7 @@ class Attempt:
             return
         self._told_boxes_lost = True
         line = (
-            f"NOTICE host={self.options.host}: somebody removed {self.box_dir}, where the ranks record what they do. "
+            f"NOTICE host={self.options.host}: {self.box_dir}, where the ranks record what they do, was removed. "
             "The run continues and is still watched, but until the next attempt `ups status` shows no ranks, and "
             "checkpoints are not known by their hash. Where systemd clears the shared memory of a user at logout "
             "(RemoveIPC=yes), use `loginctl enable-linger`"
@@ -386,7 +386,7 @@ class Attempt:
     def _settle(self, launcher: Launcher) -> _Verdict | None:
         """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective.
 
-        Where so far there are only consequences, somebody who is still busy leaving must be the cause: wait for it.
+        Where so far there are only consequences, a rank that is still leaving must be the cause: wait for it.
         """
         began = time.monotonic()
         while True:
@@ -502,7 +502,7 @@ class Launcher:
         return all(wrapper.poll() is not None for wrapper in self._wrappers.values())
 
     def will_end(self) -> bool:
-        """Whether a wrapper is still there that can leave by itself: one that somebody has stopped cannot."""
+        """Whether a wrapper is still there that can leave by itself: a stopped one cannot."""
         waiting = [wrapper.pid for wrapper in self._wrappers.values() if wrapper.poll() is None]
         states = [process.state for pid in waiting if (process := processes.read_process(pid)) is not None]
         return any(state not in processes.STOPPED for state in states)

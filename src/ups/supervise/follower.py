@@ -151,7 +151,7 @@ class _Following:
         return not current or self._link.silent_seconds > self._options.deadlines.host_lost_seconds
 
     def _check_head(self) -> None:
-        """Leave if the head stays away, or if somebody is in a hurry."""
+        """Leave if the head stays away, or if the request to leave is urgent."""
         rules, link = self._options.deadlines, self._link
         where = f"{self._host.address}:{self._host.port}"
         if self._stop_request.number and (self._stop_request.urgent or not link.joined):

@@ -79,7 +79,7 @@ def read_secret(run_dir: Path) -> bytes | None:
 
 
 def remove_secret(run_dir: Path) -> None:
-    """After the verdict nobody needs it any more."""
+    """After the verdict it is not needed any more."""
     with contextlib.suppress(OSError):
         RunDir(run_dir).link_secret.unlink()
 

@@ -151,7 +151,7 @@ class Feed:
         note, document = self._note, read_run(self._run_dir)
         failed = self._attach(tracker)
         state = document["state"]
-        if state != "running":  # else somebody has started the run again
+        if state != "running":  # else the run was started again
             code = document["exit_code"]
             tracker.end(Ending(state, document["cause"], _RUN_FAILED if code is None else code, document["verdict"]))
             note.state, note.ended = state, document["ended"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
 STATISTICS_NAME = RunDir.statistics.name
-# Of a collective: a check that hangs must end before a person gives up.
+# Of a collective: a check that hangs must end before the user gives up.
 TIMEOUT_SECONDS = 60.0
 
 
