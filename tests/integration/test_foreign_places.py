@@ -42,22 +42,22 @@ def desk(tmp_path: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("XDG_")}
+    variables = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("XDG_")}
     # Bytecode of a foreign package is not written by who may not.
-    return kept | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return variables | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 def ups(
-    place: Path, *arguments: str, before: tuple[str, ...] = tuple(NOBODY), **more: str
+    folder: Path, *arguments: str, before: tuple[str, ...] = tuple(NOBODY), **more: str
 ) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "ups", *arguments]
-    return subprocess.run(command, cwd=place, env=environment(**more), capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=180)
 
 
-def read_only(place: Path) -> tuple[str, ...]:
+def read_only(folder: Path) -> tuple[str, ...]:
     """Runs what follows, as root, where `place` is mounted read-only."""
     script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"'
-    return ("unshare", "--mount", "sh", "-c", script, str(place))
+    return ("unshare", "--mount", "sh", "-c", script, str(folder))
 
 
 def short(result: subprocess.CompletedProcess[str], *words: str) -> None:
