@@ -82,14 +82,14 @@ def test_what_is_used_again_last_goes_first(tmp_path: Path) -> None:
     assert gone == [0, 7]
 
 
-@pytest.mark.parametrize("place", [3, 20, 200, BLOCK_BYTES // 2])
-def test_a_flipped_byte_is_noticed_and_the_block_fetched_again(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [3, 20, 200, BLOCK_BYTES // 2])
+def test_a_flipped_byte_is_noticed_and_the_block_fetched_again(offset: int, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 20 * BLOCK_BYTES)
     data = random.Random(1).randbytes(BLOCK_BYTES)
     cache.fill([_key(1)], _giving(data))
     (file,) = (tmp_path / "blocks").glob("*/*")
     content = bytearray(file.read_bytes())
-    content[place] ^= 1
+    content[offset] ^= 1
     file.write_bytes(content)
     assert cache.read(_key(1), 0, BLOCK_BYTES) is None
     assert cache.fill([_key(1)], _giving(data)) == [data]
