@@ -208,10 +208,10 @@ def test_scores_and_comparison_from_python(recipe: ups.Recipe) -> None:
     assert "one step" in str(scores)
     assert scores.results[0]["protocol"]["num_trajectories"] == 2
     assert not (one.path / "report").exists()
-    found = ups.compare(one, other)
-    assert found.models == ["small", "other"]
-    assert {"small", "other", "reference"} <= set(found.table().columns)
-    assert [row[0] for row in found.recipe_changes["other"] if row[0] == "run.seed"] == ["run.seed"]
+    comparison = ups.compare(one, other)
+    assert comparison.models == ["small", "other"]
+    assert {"small", "other", "reference"} <= set(comparison.table().columns)
+    assert [row[0] for row in comparison.recipe_changes["other"] if row[0] == "run.seed"] == ["run.seed"]
     with pytest.raises(ConfigError, match="two models or more"):
         ups.compare(one)
     with pytest.raises(ConfigError, match="no task 'x'"):
