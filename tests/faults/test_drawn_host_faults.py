@@ -129,7 +129,7 @@ def _strike(started: StartedHosts, hosts: Network, fault: Fault) -> HostsResult:
 
 
 def _check_named(result: HostsResult, fault: Fault) -> None:
-    """Host, rank, phase and cause, where somebody is left to say them."""
+    """Host, rank, phase and cause, where a host is left to report them."""
     said = "\n---\n".join(result.outputs)
     match fault.kind:
         case "cut for 5 s" | "delay by 200 ms":

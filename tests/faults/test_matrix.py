@@ -181,7 +181,7 @@ def test_m10_a_rank_that_has_saved_and_does_not_leave_does_not_hold_up_the_exit(
 def test_m15_slow_but_healthy_is_never_killed(tmp_path: Path, clean: Result) -> None:
     """A compilation (a step that declares its deadline), and a save on one rank while the other waits for it.
 
-    The one that waits has written fewer records, so it looks like the last: nobody is judged while any rank is busy.
+    The one that waits has written fewer records, so it looks like the last: no rank is judged while any rank is busy.
     """
     result = run(
         tmp_path / "run",

@@ -1,4 +1,4 @@
-"""A package that somebody else wrote adds a part of each kind by entry points alone; nothing of ours is edited.
+"""A foreign package adds a part of each kind by entry points alone; nothing of ours is edited.
 
 Its wheel is installed next to ours in an environment of its own (`environments.core_environment`). The order of the
 tests is the order of a user: they share one directory.

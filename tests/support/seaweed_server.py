@@ -151,7 +151,7 @@ def _state(task: Path) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, below those that the kernel gives to connections."""
+    """Ports that are free now, below those that the kernel gives to connections."""
     ports: list[int] = []
     at = 20000 + os.getpid() * 37 % 10000
     while len(ports) < count:

@@ -2,7 +2,7 @@
 
 `faults` maps an operation (`search`, `create`, `show`, `list`, `destroy`, `logs`, `secrets`) to what the next answers
 to it do, one word each: `refuse` (400), `fail` (500, nothing was done), `hang` (nothing was done, no answer), `late`
-(done, but the answer comes when nobody waits any more), `lose` (done, and the connection is cut), `stale` (an answer
+(done, but the answer comes too late), `lose` (done, and the connection is cut), `stale` (an answer
 without machines). A word with a star (`hang*`) stays. A machine runs its start script with a home of its own;
 destroying it kills all that runs there.
 """

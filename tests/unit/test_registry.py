@@ -1,4 +1,4 @@
-"""Parts are found by name, wherever they come from; a broken one is named and disturbs nobody else."""
+"""Parts are found by name, wherever they come from; a broken one is named and disturbs no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ stages: [{type: operator, steps: 1}]
 
 
 class HeatConfig(ModelConfig):
-    """A model of somebody else."""
+    """A foreign model."""
 
     type: Literal["heat"] = setting("heat", "Which model to build.")
     strength: float = setting(1.0, "How strongly it smooths.", ge=0, le=2)

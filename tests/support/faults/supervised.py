@@ -40,7 +40,7 @@ MARK = "TOY_MARK"
 
 @contextlib.contextmanager
 def usual_port_taken() -> Iterator[None]:
-    """The port that everybody's launcher would like to have belongs to somebody else."""
+    """The usual port of launchers belongs to another process."""
     with socket.socket() as listener:
         with contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", 29500))

@@ -158,7 +158,7 @@ def test_a_limit_that_the_disk_cannot_hold_is_refused(tmp_path: Path, monkeypatc
 
 
 def test_eviction_removes_blocks_and_nothing_else(tmp_path: Path) -> None:
-    """A person may name a directory with photos as data.cache_dir, and it may have a folder `blocks` already."""
+    """A user may name a directory with photos as data.cache_dir, and it may have a folder `blocks` already."""
     photos = [tmp_path / "blocks" / "2026" / f"{number:02d}.jpg" for number in range(20)]
     # Of the name of a block, but not at its place; in a folder of blocks, but of another name; not in a folder at all.
     photos += [tmp_path / "blocks" / "2026" / _key(1), tmp_path / "blocks" / "00" / "beach.jpg", tmp_path / "blocks/a"]

@@ -114,7 +114,7 @@ def test_a_copy_has_checkpoints_bundle_and_record_and_comes_back(bucket: Bucket,
     assert not any("somebody" in name or "lock" in name for name in names(bucket))
     back = tmp_path / "back"
     assert restore_checkpoints(bucket, back, identity) == 6
-    # The newest, and the one that a later stage may begin from; not what nobody reads.
+    # The newest, and the one that a later stage may begin from; not what is never read.
     assert [step for step, _ in list_checkpoints(back)] == [6, 2]
     assert verify(RunDir(back).checkpoint(6)).sha256 == hashes[6]
     assert restore_bundle(bucket, back / "bundle")
@@ -298,7 +298,7 @@ def test_the_process_does_not_wait_long_for_a_bucket_when_its_supervisor_dies_at
         assert process.stdin is not None
         process.stdin.write(b"finish\n")
         process.stdin.flush()
-        with pytest.raises(subprocess.TimeoutExpired):  # somebody still waits for it
+        with pytest.raises(subprocess.TimeoutExpired):  # it is still waited for
             process.wait(ALONE_SECONDS + 5)
         began = time.monotonic()
         process.stdin.close()

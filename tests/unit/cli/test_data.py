@@ -1,4 +1,4 @@
-"""`ups data inspect / validate / pack` as a person runs them."""
+"""`ups data inspect / validate / pack` on the command line."""
 
 from __future__ import annotations
 

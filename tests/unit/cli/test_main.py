@@ -211,7 +211,7 @@ def test_nobody_reading_is_quiet(how: str, tmp_path: Path) -> None:
         stdout=writer,
         stderr=subprocess.PIPE,
         timeout=30,
-        # Buffered, as on any terminal: the text that nobody read is still there when the interpreter leaves.
+        # Buffered, as on any terminal: the unread text is still there when the interpreter leaves.
         env={**os.environ, "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
     os.close(writer)

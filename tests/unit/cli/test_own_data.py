@@ -1,4 +1,4 @@
-"""`ups init` and `ups data import` as a person runs them, and `ups.import_data`."""
+"""`ups init` and `ups data import` on the command line, and `ups.import_data`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_init_shows_what_it_guessed_and_writes_a_recipe_that_is_accepted(
     assert recipe["model"]["type"] == "multiscale"
     assert recipe["data"]["tasks"][0]["description"]["equation"] == ""
     assert recipe["data"]["tasks"][0]["description"]["axes"][0]["boundary"] == "periodic"
-    assert run(["init", "mine", "--data", "waves.npz"]) == 3, "what a person has edited is not replaced"
+    assert run(["init", "mine", "--data", "waves.npz"]) == 3, "what a user has edited is not replaced"
 
 
 def test_init_counts_steps_by_a_measured_step_time(folder: Path) -> None:

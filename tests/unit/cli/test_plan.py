@@ -1,4 +1,4 @@
-"""`ups plan` as a person types it."""
+"""`ups plan` on the command line."""
 
 from __future__ import annotations
 

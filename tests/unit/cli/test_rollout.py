@@ -1,4 +1,4 @@
-"""`ups rollout` as a person runs it, with a stored bundle."""
+"""`ups rollout` on the command line, with a stored bundle."""
 
 from __future__ import annotations
 

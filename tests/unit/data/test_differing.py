@@ -1,4 +1,4 @@
-"""Trajectories of one set that differ in length and in time step: stored, counted, measured and scored as they are."""
+"""Trajectories of one set that differ in length and in time step: stored, counted, measured and scored unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does with a bundle."""
+"""What a user does with a bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle that somebody kept loads forever and gives the same answers.
+"""A stored bundle loads forever and gives the same answers.
 
 The bundles in bundles/vN were written once by bundles/make.py of their time, and no test writes them again. If this
 test fails, the reader of bundles or the arithmetic of a model has changed: keep the old way for old bundles, do not

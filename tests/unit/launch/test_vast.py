@@ -139,7 +139,7 @@ def test_a_run_ends_its_results_are_here_and_the_machine_is_gone(
     assert gone(server)
     assert "step 1 of 2" in lines
     # A secret is in the field that is its own, and nowhere else: not in a body, a path, a file, a line or a process.
-    assert {who for _, path, who, _ in server.requests} <= {ACCOUNT_KEY, ""}, "some things are asked as nobody"
+    assert {who for _, path, who, _ in server.requests} <= {ACCOUNT_KEY, ""}, "some things are asked without a key"
     sent = "\n".join(f"{path} {body}" for _, path, _, body in server.requests)
     for text in (sent, *lines, *processes.seen, everything_below(tmp_path / "runs"), everything_below(server.folder)):
         assert "canary" not in text

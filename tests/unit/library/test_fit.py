@@ -79,7 +79,7 @@ def test_fit_computes_what_train_computes_bit_by_bit(recipe: ups.Recipe, capfd: 
     assert fitted.checkpoints == trained.checkpoints
     assert same(fitted, trained)
     assert fitted.bundle is not None
-    assert capfd.readouterr() == ("", ""), "nothing is printed unless somebody asks for it"
+    assert capfd.readouterr() == ("", ""), "nothing is printed without a request"
 
 
 def test_a_fitted_run_is_a_run_like_any_other(recipe: ups.Recipe, capsys: pytest.CaptureFixture[str]) -> None:

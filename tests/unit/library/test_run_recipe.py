@@ -128,7 +128,7 @@ def test_nothing_is_done_twice(desk: Place) -> None:
 
 def test_a_change_repeats_what_depends_on_it_and_nothing_before(desk: Place) -> None:
     desk.run()
-    (desk.folder / "train").write_text("somebody else's")
+    (desk.folder / "train").write_text("foreign content")
     assert desk.run() == (0, ["train"]), "it made the same again, so that nothing after it has changed"
     (desk.folder / "first").write_text("other content")
     assert desk.run() == (0, ["train", "gate", "bundle"])

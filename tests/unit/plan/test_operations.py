@@ -1,4 +1,4 @@
-"""What is counted: arithmetic by hand, and bytes as long as somebody keeps them."""
+"""What is counted: arithmetic by hand, and bytes as long as they are referenced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failure records: written by the process that fails, before anything else, with the line somebody can change."""
+"""Failure records: written by the process that fails, before anything else, with the line to change."""
 
 import json
 import os

@@ -44,7 +44,7 @@ def test_who_has_a_bundle_without_its_data_is_told_what_can_be_done(
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle of somebody else: its recipe names a private path, a cache, a mirror and a server."""
+    """A foreign bundle: its recipe names a private path, a cache, a mirror and a server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(DIRECTORY, raising=False)
     shutil.copytree(STORED / "data", "data")

@@ -47,7 +47,7 @@ def begin(run_dir: Path, **changes: Any) -> Path:
 
 
 def test_a_head_of_the_same_name_elsewhere_is_not_judged_by_its_process_number(tmp_path: Path) -> None:
-    """Containers often have one name; its number is then somebody else's here."""
+    """Containers often have one name; its number is then that of another process here."""
     begin(tmp_path, machine="another one")
     assert read_run(tmp_path)["state"] == "running"
     begin(tmp_path)

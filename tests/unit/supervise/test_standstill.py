@@ -1,4 +1,4 @@
-"""Standstill: nobody is accused while anybody moves, and then the one who holds up the others."""
+"""Standstill: no rank is blamed while any rank moves, and then the one that delays the others."""
 
 import contextlib
 import json

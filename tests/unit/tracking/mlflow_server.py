@@ -41,7 +41,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # Eight processes for jobs that nobody starts here.
+                # Eight processes for jobs that are never started here.
                 env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             )
         deadline = time.monotonic() + 120
