@@ -134,11 +134,11 @@ class BucketError(
 
 
 class RunHeldError(UpsError, cause="run_held", exit_code=11):
-    """Somebody else is at work on the run: it is not touched."""
+    """Another process is at work on the run: it is not touched."""
 
 
 class InstanceLeftError(UpsError, cause="instance_left", exit_code=12):
-    """A rented machine may still be there, and cost money: nobody could say that it was destroyed."""
+    """A rented machine may still be there, and cost money: its destruction was not confirmed."""
 
 
 class DistributedError(UpsError, cause="distributed", exit_code=6):

@@ -173,7 +173,7 @@ class Registry:
         loader = getattr(part, what)
         try:
             return None if loader is None else loader()
-        except (Exception, SystemExit) as error:  # whatever the code of somebody else does when it is imported
+        except (Exception, SystemExit) as error:  # whatever foreign code does when it is imported
             if isinstance(error, PluginError):
                 raise
             lines = str(error).strip().splitlines()

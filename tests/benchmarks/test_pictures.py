@@ -67,10 +67,10 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_page_and_pictures_are_written_again_from_what_is_on_disk(bench: Bench) -> None:
     bench.write_page()
-    found = sorted(path.name for path in (bench.out / "pictures").iterdir())
-    assert found == ["cost-by-task.png", "cost.png", "joint-model.png"]  # no ratios: there is no other model
+    names = sorted(path.name for path in (bench.out / "pictures").iterdir())
+    assert names == ["cost-by-task.png", "cost.png", "joint-model.png"]  # no ratios: there is no other model
     page = bench.page.read_text()
-    assert all(f"](pictures/{name})" in page for name in found)
+    assert all(f"](pictures/{name})" in page for name in names)
     assert "| ks1d | **0.3** (0.1 to blew up) |" in page
 
 

@@ -18,13 +18,13 @@ def budget(entry):
 
 
 def test_a_model_of_one_task_gets_the_budget_and_a_model_of_all_tasks_the_sum():
-    found = entries(list(MODELS), list(TASKS), "data")
-    single, joint = [e for e in found if len(e.tasks) == 1], [e for e in found if len(e.tasks) > 1]
+    protocol = entries(list(MODELS), list(TASKS), "data")
+    single, joint = [e for e in protocol if len(e.tasks) == 1], [e for e in protocol if len(e.tasks) > 1]
     assert len(single) == 5 * len(TASKS)
     assert [budget(entry) for entry in single] == pytest.approx([CPU_SECONDS] * len(single))
     assert [budget(entry) for entry in joint] == pytest.approx([CPU_SECONDS * len(TASKS)] * len(SEEDS["ups"]))
     assert [entry.recipe["run"]["seed"] for entry in joint] == list(SEEDS["ups"])
-    assert sum(budget(e) for e in found if e.model == "fno") == pytest.approx(budget(joint[0]))
+    assert sum(budget(e) for e in protocol if e.model == "fno") == pytest.approx(budget(joint[0]))
 
 
 @pytest.mark.parametrize(("baseline", "windows"), [("fno", 32), ("unet", 16)])
@@ -52,8 +52,8 @@ def test_every_recipe_is_sound_and_counts_the_cpu_time_of_one_thread(entry, tmp_
 
 
 def test_names_are_unique_because_they_are_directories():
-    found = entries(list(MODELS), list(TASKS), "data")
-    assert len({entry.name for entry in found}) == len(found)
+    protocol = entries(list(MODELS), list(TASKS), "data")
+    assert len({entry.name for entry in protocol}) == len(protocol)
 
 
 def document(*rows):

@@ -47,15 +47,15 @@ def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None
     scores = {row["model"]: row["scores"] for row in json.loads(again.stdout)["rows"]}
     assert scores == {name: row["scores"] for name, row in rows.items()}
     # Rows of another recipe are none of this one.
-    kept = tmp_path / "bench/results/fno-advection1d.json"
-    kept.write_text(kept.read_text().replace("seed: 0", "seed: 1"))
+    stored = tmp_path / "bench/results/fno-advection1d.json"
+    stored.write_text(stored.read_text().replace("seed: 0", "seed: 1"))
     other = bench(tmp_path, "--model", "fno")
     assert "training fno-advection1d" in other.stderr
     # Nor are those of the same recipe when a setting that it does not say had another default.
-    found = json.loads(kept.read_text())
-    assert found["learned"]["stages"][0]["noise_clean"] == 0.5
-    found["learned"]["stages"][0]["noise_clean"] = 0.25
-    kept.write_text(json.dumps(found))
+    result = json.loads(stored.read_text())
+    assert result["learned"]["stages"][0]["noise_clean"] == 0.5
+    result["learned"]["stages"][0]["noise_clean"] = 0.25
+    stored.write_text(json.dumps(result))
     shutil.rmtree(tmp_path / "bench/runs")
     assert "training fno-advection1d" in bench(tmp_path, "--model", "fno").stderr
 

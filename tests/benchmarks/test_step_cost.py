@@ -32,9 +32,9 @@ def test_a_step_of_more_windows_costs_more(recipe: dict[str, Any], monkeypatch: 
 
 
 def test_a_budget_pays_for_as_many_steps_as_it_can(recipe: dict[str, Any]) -> None:
-    found = step_cost.with_steps(recipe, [2.0, 50.0], 0.01)
-    assert [stage["steps"] for stage in found["stages"]] == [50, 198]  # 1 and 99 CPU-seconds
-    assert not any("budget_seconds" in stage for stage in found["stages"])
+    budgeted = step_cost.with_steps(recipe, [2.0, 50.0], 0.01)
+    assert [stage["steps"] for stage in budgeted["stages"]] == [50, 198]  # 1 and 99 CPU-seconds
+    assert not any("budget_seconds" in stage for stage in budgeted["stages"])
     assert all("budget_seconds" in stage for stage in recipe["stages"])  # a copy was changed
 
 

@@ -159,8 +159,8 @@ def test_a_recipe_that_does_not_fail_is_said_to_be_so(
     finding = search(recipe_of(prepared, tmp_path), tmp_path, monkeypatch)
     assert finding.failure is None
     assert verdict(finding).startswith("the recipe does not fail here")
-    found = to_json(finding, "recipe.yaml")
-    assert (found["ok"], found["located"], len(found["trials"])) == (True, None, 3)
+    document = to_json(finding, "recipe.yaml")
+    assert (document["ok"], document["located"], len(document["trials"])) == (True, None, 3)
 
 
 @pytest.mark.long
@@ -170,9 +170,9 @@ def test_the_command_finds_a_dead_worker_with_processes_of_its_own(prepared: Pat
     command = [sys.executable, "-m", "ups.cli.main", "doctor", str(recipe), "--ranks", "2", "--bisect", "--json"]
     environment = {**os.environ, **planted("dying_worker"), "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700, cwd=tmp_path, env=environment)
-    found = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     assert done.returncode == 6, done.stdout + done.stderr
-    assert found["needs"] == ["loader workers (data.loader.workers: 2)"]
-    assert not found["comes_and_goes"]
-    assert Path(found["failure"]["log"]).is_dir()
+    assert document["needs"] == ["loader workers (data.loader.workers: 2)"]
+    assert not document["comes_and_goes"]
+    assert Path(document["failure"]["log"]).is_dir()
     assert not (tmp_path / "run").exists()

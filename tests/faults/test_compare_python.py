@@ -49,10 +49,10 @@ def compared(recipe: Path, python: str, folder: Path) -> tuple[int, dict[str, ob
 
 
 def test_another_environment_gives_the_same_numbers(recipe: Path, tmp_path: Path) -> None:
-    code, found = compared(recipe, OTHER, tmp_path)
-    assert (code, found["ok"], found["first_difference"]) == (0, True, None), found
-    assert len(found["steps"]) == 3  # type: ignore[arg-type]
-    assert found["there"]["torch"]  # type: ignore[index]
+    code, answer = compared(recipe, OTHER, tmp_path)
+    assert (code, answer["ok"], answer["first_difference"]) == (0, True, None), answer
+    assert len(answer["steps"]) == 3  # type: ignore[arg-type]
+    assert answer["there"]["torch"]  # type: ignore[index]
 
 
 def test_a_planted_difference_is_found_at_its_step(recipe: Path, tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_a_planted_difference_is_found_at_its_step(recipe: Path, tmp_path: Path)
     words = [f"{name}={value}" for name, value in planted("other_arithmetic").items()]
     wrapped.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} {OTHER} "$@"\n')
     wrapped.chmod(0o755)
-    code, found = compared(recipe, str(wrapped), tmp_path)
-    first = found["first_difference"]
-    assert code == 6, found
+    code, answer = compared(recipe, str(wrapped), tmp_path)
+    first = answer["first_difference"]
+    assert code == 6, answer
     assert isinstance(first, dict)
     assert first["step"] == 2
     assert "stepper.networks.operator.decoder" in str(first.get("tensor") or first["quantity"])

@@ -129,7 +129,7 @@ def _strike(started: StartedHosts, hosts: Network, fault: Fault) -> HostsResult:
 
 
 def _check_named(result: HostsResult, fault: Fault) -> None:
-    """Host, rank, phase and cause, where somebody is left to say them."""
+    """Host, rank, phase and cause, where a host is left to report them."""
     said = "\n---\n".join(result.outputs)
     match fault.kind:
         case "cut for 5 s" | "delay by 200 ms":
@@ -137,10 +137,10 @@ def _check_named(result: HostsResult, fault: Fault) -> None:
             assert result.faults == []
         case "kill a rank":
             assert result.codes == [0, 0], said
-            (found,) = result.faults
-            assert (found["rank"], found["cause"]) == (fault.host, _cause(fault.signal))
-            assert found["host"].startswith(f"{fault.host}:")
-            assert found["phase"] in ("forward", "sync", "save")
+            (record,) = result.faults
+            assert (record["rank"], record["cause"]) == (fault.host, _cause(fault.signal))
+            assert record["host"].startswith(f"{fault.host}:")
+            assert record["phase"] in ("forward", "sync", "save")
             before, after = result.document["attempts"]
             assert after["training"] - before["ended"] < RESTART_SECONDS
         case "full disk":
@@ -152,10 +152,10 @@ def _check_named(result: HostsResult, fault: Fault) -> None:
             assert "ERROR head_lost: host 0 was not heard" in result.outputs[1]
         case _:
             # Whichever cable is out, the head has lost host 1, and host 1 the head.
-            found = result.faults[0]
-            assert found["cause"].startswith("host_lost(1:"), said
-            assert (found["rank"], found["host"][:2]) == (1, "1:")
-            assert found["phase"] in ("forward", "sync", "save")
+            record = result.faults[0]
+            assert record["cause"].startswith("host_lost(1:"), said
+            assert (record["rank"], record["host"][:2]) == (1, "1:")
+            assert record["phase"] in ("forward", "sync", "save")
             assert result.codes[0] == 6, said
 
 

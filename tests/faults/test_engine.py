@@ -51,10 +51,10 @@ def last_loss(result: Result) -> float:
 def check_that_restarts_went_on_where_the_lines_said(result: Result) -> None:
     """The checkpoint that the line of a fault names is the one that the next attempt really loaded."""
     attempts = result.document["attempts"]
-    for number, found in enumerate(result.faults):
+    for number, record in enumerate(result.faults):
         first = next((row["step"] for row in rows(result) if row["attempt"] == number + 1), None)
-        assert attempts[number + 1]["from_checkpoint"] == found["checkpoint"]
-        assert first is None or first == (found["checkpoint"] or 0) + 1
+        assert attempts[number + 1]["from_checkpoint"] == record["checkpoint"]
+        assert first is None or first == (record["checkpoint"] or 0) + 1
 
 
 def line_of(name: str, text: str) -> int:
@@ -159,7 +159,7 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
         timeout_seconds=1200,
     )
     assert result.code == 0, result.output
-    assert [found["cause"] for found in result.faults] == ["killed(SIGXFSZ)", *["killed(SIGKILL)"] * 3]
+    assert [record["cause"] for record in result.faults] == ["killed(SIGXFSZ)", *["killed(SIGKILL)"] * 3]
     check_that_restarts_went_on_where_the_lines_said(result)
     log = (result.run_dir / "logs/attempt_4/rank_00000.err").read_text()
     assert "is not used" in log
@@ -194,7 +194,7 @@ def test_m11_a_full_disk_is_named_and_what_was_committed_is_used(cramped: Path, 
     result = run(cramped, restarts=2, recipe=recipe)
     assert result.code == 5, result.output
     # Every rank learns of the failed save and leaves with the same error; whoever was first is named.
-    assert [(found["phase"], found["cause"]) for found in result.faults] == [("save", "disk_full")]
+    assert [(record["phase"], record["cause"]) for record in result.faults] == [("save", "disk_full")]
     assert "no space left on the disk" in result.faults[0]["message"]
     assert result.faults[0]["checkpoint"] == 10
     assert result.orphans == []

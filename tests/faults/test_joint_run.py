@@ -60,8 +60,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
 
 @pytest.mark.long
 def test_a_run_killed_three_times_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
-    places = [(1, 5, "forward"), (0, 14, "backward"), (1, 26, "forward")]
-    kills = [fault("kill", rank, step, phase, signal="SIGKILL") for rank, step, phase in places]
+    kill_points = [(1, 5, "forward"), (0, 14, "backward"), (1, 26, "forward")]
+    kills = [fault("kill", rank, step, phase, signal="SIGKILL") for rank, step, phase in kill_points]
     result = run(tmp_path / "run", *kills, restarts=3, recipe=recipe)
     assert result.code == 0, result.output
     assert len(result.faults) == 3
@@ -93,7 +93,7 @@ def test_the_doctor_proves_gradients_and_says_that_weights_of_muon_are_not_compa
 ) -> None:
     programs = ("model", "parity")  # the first leaves the gradients of one rank, which the second compares
     verdicts = examine(Examination(2, tmp_path / "run", resolve(recipe).text, only=programs))
-    found = {verdict.check: verdict for verdict in verdicts}
+    by_check = {verdict.check: verdict for verdict in verdicts}
     assert all(verdict.ok for verdict in verdicts), verdicts
-    assert "gradients of 2 ranks are those of one" in found["parity"].says
-    assert ("later ones are not compared" in found["parity"].says) == ("muon" in recipe.read_text())
+    assert "gradients of 2 ranks are those of one" in by_check["parity"].says
+    assert ("later ones are not compared" in by_check["parity"].says) == ("muon" in recipe.read_text())

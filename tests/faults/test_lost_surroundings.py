@@ -40,10 +40,10 @@ def test_black_boxes_that_were_removed_are_missed_once_and_the_run_is_still_watc
     result = started.finish(300)
     assert result.code == 0, result.output
     assert result.output.count("NOTICE") == 1
-    assert f"somebody removed {document['blackbox_dir']}" in result.output
+    assert f"{document['blackbox_dir']}, where the ranks record what they do, was removed" in result.output
     noticed = json.loads((started.run_dir / "run.json").read_text())["notices"]
     assert [entry["line"].startswith("NOTICE host=") for entry in noticed] == [True]
-    # The proof that every rank did the same last step is read from rings that nobody else can open any more.
+    # The proof that every rank did the same last step is read from rings that no new process can open.
     assert "state=completed exit=0" in result.verdict
     assert result.orphans == []
 

@@ -34,13 +34,13 @@ def reported(result: Result) -> list[tuple[int, str, str]]:
 
 def check_every_fault_was_printed_once_and_handled_in_time(result: Result) -> None:
     assert len(result.failed_lines) == len(result.faults)
-    for line, found in zip(result.failed_lines, result.faults, strict=True):
-        assert f"rank={found['rank']}/{found['world']} " in line
-        assert f" cause={found['cause']} " in line
-        assert found["down_after_seconds"] <= 5 * PATIENCE
-        if not found["cause"].startswith(("stopped", "stalled", "deadline")):
-            assert found["noticed_after_seconds"] <= 2 * PATIENCE
-        assert found["lost_steps"] <= 10
+    for line, record in zip(result.failed_lines, result.faults, strict=True):
+        assert f"rank={record['rank']}/{record['world']} " in line
+        assert f" cause={record['cause']} " in line
+        assert record["down_after_seconds"] <= 5 * PATIENCE
+        if not record["cause"].startswith(("stopped", "stalled", "deadline")):
+            assert record["noticed_after_seconds"] <= 2 * PATIENCE
+        assert record["lost_steps"] <= 10
     assert result.orphans == []
     assert all(attempt["orphans"] == 0 for attempt in result.document["attempts"])
 
@@ -82,10 +82,10 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
         (0, "init", "signal(SIGABRT)"),
         (1, "forward", "early_exit(0)"),
     ]
-    places = [found["at"] for found in result.faults]
-    assert places[0].endswith(f"faults_to_plant.py:{LINE_OF_PERSON_CODE}")
-    assert places[1] == places[3] == "-"
-    assert all("faults_to_plant.py:" in places[n] for n in (2, 4, 5))
+    locations = [record["at"] for record in result.faults]
+    assert locations[0].endswith(f"faults_to_plant.py:{LINE_OF_PERSON_CODE}")
+    assert locations[1] == locations[3] == "-"
+    assert all("faults_to_plant.py:" in locations[n] for n in (2, 4, 5))
     check_every_fault_was_printed_once_and_handled_in_time(result)
     assert result.digests == clean.digests
 
@@ -128,8 +128,8 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
     assert "faults_to_plant.py:" in result.faults[3]["at"]
     assert "toy_rank.py:" in result.faults[4]["at"]
     assert "SLOW rank=1/2 step=7 phase=backward" in result.output
-    for found in result.faults:
-        assert found["noticed_after_seconds"] <= 10 * PATIENCE
+    for record in result.faults:
+        assert record["noticed_after_seconds"] <= 10 * PATIENCE
     check_every_fault_was_printed_once_and_handled_in_time(result)
     assert result.digests == clean.digests
 
@@ -138,8 +138,8 @@ def test_m9b_lack_of_memory_is_cured_by_half_the_micro_batch(tmp_path: Path, cle
     memory = fault("out_of_memory", 1, 7, "forward", fits=2)
     result = run(tmp_path / "run", memory, memory, memory, restarts=3, micro_batch_size=8, timeout_seconds=600)
     assert result.code == 0
-    assert [found["cause"] for found in result.faults] == ["out_of_memory", "out_of_memory"]
-    assert [found["action"] for found in result.faults] == [
+    assert [record["cause"] for record in result.faults] == ["out_of_memory", "out_of_memory"]
+    assert [record["action"] for record in result.faults] == [
         "restart 1/3(engine.micro_batch_size=4)",
         "restart 2/3(engine.micro_batch_size=2)",
     ]
@@ -181,7 +181,7 @@ def test_m10_a_rank_that_has_saved_and_does_not_leave_does_not_hold_up_the_exit(
 def test_m15_slow_but_healthy_is_never_killed(tmp_path: Path, clean: Result) -> None:
     """A compilation (a step that declares its deadline), and a save on one rank while the other waits for it.
 
-    The one that waits has written fewer records, so it looks like the last: nobody is judged while any rank is busy.
+    The one that waits has written fewer records, so it looks like the last: no rank is judged while any rank is busy.
     """
     result = run(
         tmp_path / "run",
@@ -221,10 +221,10 @@ def test_m17_a_wedged_teardown_and_a_killed_wrapper_end_in_time(tmp_path: Path) 
         deadlines={"teardown_seconds": 8.0 * PATIENCE},
     )
     assert result.code == 0
-    causes = [found["cause"] for found in result.faults]
+    causes = [record["cause"] for record in result.faults]
     assert causes == ["killed(SIGKILL)", "deadline(teardown)"]
     assert "the wrapper of rank 1 was killed by SIGKILL" in result.faults[0]["message"]
-    assert [found["rank"] for found in result.faults] == [1, 1]
+    assert [record["rank"] for record in result.faults] == [1, 1]
     assert result.orphans == []
 
 
@@ -253,14 +253,14 @@ def test_m17_what_happens_to_a_rank_after_its_work_is_noted_and_nothing_is_train
 def test_m4_m17_a_rank_that_is_killed_after_its_work_proves_nothing_without_its_checkpoint(tmp_path: Path) -> None:
     result = run(tmp_path / "run", fault("damage", 0, 20, "finished", signal="SIGKILL"))
     assert result.code == 6
-    assert [found["cause"] for found in result.faults] == ["unproven(final_checkpoint)"]
+    assert [record["cause"] for record in result.faults] == ["unproven(final_checkpoint)"]
     assert "state=failed" in result.verdict
 
 
 def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) -> None:
     result = run(tmp_path / "run", fault("damage", 0, 20, "teardown"))
     assert result.code == 6
-    assert [found["cause"] for found in result.faults] == ["unproven(final_checkpoint)"]
+    assert [record["cause"] for record in result.faults] == ["unproven(final_checkpoint)"]
     assert "state=failed" in result.verdict
 
 
@@ -310,5 +310,5 @@ def test_m20_the_same_crash_at_the_same_step_stops_at_the_third_time(tmp_path: P
     again = fault("exception", 1, 7, "data")
     result = run(tmp_path / "run", again, again, again, again, restarts=50, timeout_seconds=600)
     assert result.code == 6
-    assert [found["action"] for found in result.faults] == ["restart 1/50", "restart 2/50", "stop(same_fault_3_times)"]
+    assert [entry["action"] for entry in result.faults] == ["restart 1/50", "restart 2/50", "stop(same_fault_3_times)"]
     assert result.orphans == []

@@ -90,19 +90,19 @@ def test_a_run_listens_on_loopback_only_and_a_pickle_finds_no_store(
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     started = running()
-    found = sockets_of(started)
-    assert [one for one in found if one.beyond_loopback] == []
+    sockets = sockets_of(started)
+    assert [one for one in sockets if one.beyond_loopback] == []
     owned = tmp_path / "owned"
     text = base64.b64encode(pickle.dumps(Planted(owned)))
-    assert [one for one in found if took(one.port, text)] == []
+    assert [one for one in sockets if took(one.port, text)] == []
     time.sleep(1.0)
     assert not owned.exists()
-    for one in found:  # another user of this host who sends garbage to gloo's ports
+    for one in sockets:  # another user of this host who sends garbage to gloo's ports
         with socket.create_connection(("127.0.0.1", one.port), timeout=2) as stranger:
             stranger.sendall(b"\xff" * 64)
     environment = Path(f"/proc/{started.rank_pid(0)}/environ").read_bytes().decode().split("\0")
-    (place,) = (text.partition("=file://")[2] for text in environment if text.startswith("UPS_RENDEZVOUS="))
-    folder = Path(place).parent
+    (address,) = (text.partition("=file://")[2] for text in environment if text.startswith("UPS_RENDEZVOUS="))
+    folder = Path(address).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.parent.stat().st_mode & 0o777 == 0o700
     started.process.send_signal(signal.SIGTERM)
@@ -117,9 +117,9 @@ def test_a_store_over_tcp_listens_on_its_own_address_only(running: Callable[...,
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = running(rendezvous={"address": "127.0.0.1", "port": port})
-    found = sockets_of(started)
-    assert port in [one.port for one in found]
-    assert [one for one in found if one.beyond_loopback] == []
+    sockets = sockets_of(started)
+    assert port in [one.port for one in sockets]
+    assert [one for one in sockets if one.beyond_loopback] == []
     started.process.send_signal(signal.SIGTERM)
     result = started.finish(200)
     assert result.code == 143, result.output

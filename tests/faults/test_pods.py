@@ -33,8 +33,8 @@ def hosts() -> Iterator[Network]:
     problem = why_no_network()
     if problem:
         pytest.skip(problem)
-    with network(2) as found:
-        yield found
+    with network(2) as pods:
+        yield pods
 
 
 def made(job: KubernetesJob, hosts: Network, work: Path) -> list[subprocess.Popen[str]]:

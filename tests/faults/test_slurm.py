@@ -96,15 +96,15 @@ class Submitted:
 
 
 def committed(run_dir: Path) -> int:
-    found = latest_verified(run_dir)
-    return int(found.name.split("_")[-1]) if found is not None else -1
+    checkpoint = latest_verified(run_dir)
+    return int(checkpoint.name.split("_")[-1]) if checkpoint is not None else -1
 
 
 def weights(run_dir: Path) -> str:
     """Hash of all files of the last checkpoint but those that say when and where."""
-    found = latest_verified(run_dir)
-    assert found is not None
-    files = read_manifest(found).files
+    checkpoint = latest_verified(run_dir)
+    assert checkpoint is not None
+    files = read_manifest(checkpoint).files
     return str(sorted((name, entry) for name, entry in files.items() if name.endswith(".distcp")))
 
 
@@ -204,12 +204,12 @@ def test_a_daemon_that_dies_costs_nothing_or_a_new_start(cluster: Cluster, recip
 
 def test_an_array_trains_a_run_for_each_value(cluster: Cluster, recipe: Path) -> None:
     run = Submitted(cluster, recipe, "sweep", "--sweep", "run.seed=1,2", "--set", "stages.0.steps=4")
-    places = [run.run_dir.with_name(f"sweep-{number}") for number in range(2)]
+    run_dirs = [run.run_dir.with_name(f"sweep-{number}") for number in range(2)]
 
-    def ended(place: Path) -> bool:
-        return was_started(place) and (place / "bundle").is_dir()
+    def ended(run_dir: Path) -> bool:
+        return was_started(run_dir) and (run_dir / "bundle").is_dir()
 
-    cluster.wait_for(lambda: all(ended(place) for place in places), 300, "two bundles")
-    seeds = [yaml.safe_load((place / "config.yaml").read_text())["run"]["seed"] for place in places]
+    cluster.wait_for(lambda: all(ended(path) for path in run_dirs), 300, "two bundles")
+    seeds = [yaml.safe_load((path / "config.yaml").read_text())["run"]["seed"] for path in run_dirs]
     assert seeds == [1, 2]
-    assert [read_run(place)["state"] for place in places] == ["completed", "completed"]
+    assert [read_run(path)["state"] for path in run_dirs] == ["completed", "completed"]

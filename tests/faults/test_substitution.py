@@ -205,7 +205,7 @@ def other_bytes_of_the_same_size(mine: Path, folder: Path) -> None:
     other = mine.parent / "other_data"
     other.mkdir()
     write_mixture(other, seed=8)
-    path, planted = (train_shard(place / "wave1d.zarr") for place in (mine.parent / "data", other))
+    path, planted = (train_shard(folder / "wave1d.zarr") for folder in (mine.parent / "data", other))
     status = path.stat()
     assert planted.stat().st_size == status.st_size
     shutil.copyfile(planted, path)

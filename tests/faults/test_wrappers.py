@@ -53,11 +53,11 @@ def test_a_stopped_wrapper_neither_delays_a_verdict_nor_outlives_the_supervisor(
 
 
 def test_ranks_that_leave_next_to_a_wrapper_that_failed_were_not_preempted(tmp_path: Path) -> None:
-    """Rank 1 hears SIGTERM from nobody who is known, all ranks save and leave, and the wrapper of rank 1 is gone."""
+    """Rank 1 gets SIGTERM from an unknown sender, all ranks save and leave, and the wrapper of rank 1 is gone."""
     leaves = fault("leave_without_wrapper", 1, 7, ["forward", "left"])
     result = run(tmp_path / "run", leaves, restarts=1)
     assert result.code == 0, result.output
-    assert [(found["rank"], found["cause"]) for found in result.faults] == [(1, "launcher_failed")]
+    assert [(record["rank"], record["cause"]) for record in result.faults] == [(1, "launcher_failed")]
     assert "the wrapper of rank 1 was killed by SIGKILL" in result.faults[0]["message"]
     assert result.faults[0]["lost_steps"] == 0
     assert result.orphans == []

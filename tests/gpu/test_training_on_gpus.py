@@ -43,9 +43,9 @@ def run(
     engine: dict[str, Any] | None = None,
     **variant: Any,
 ) -> list[Any]:
-    given = {"precision": "float64", "optimizer": "adamw", "micro_batch_size": None, "device": "cuda"} | variant
+    settings = {"precision": "float64", "optimizer": "adamw", "micro_batch_size": None, "device": "cuda"} | variant
     arguments = {"tasks": tasks, "folder": str(folder), "strategy": strategy, "steps": STEPS, "engine": engine or {}}
-    return launch(run_variants, ranks, deadline=300, arguments=arguments | {"label": label, "variants": [given]})
+    return launch(run_variants, ranks, deadline=300, arguments=arguments | {"label": label, "variants": [settings]})
 
 
 KINDS: dict[str, dict[str, Any]] = {

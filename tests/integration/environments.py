@@ -37,30 +37,30 @@ def build_wheel(where: Path) -> Path:
     return built
 
 
-def core_environment(place: Path, wheel: Path, requirements: list[str]) -> Path:
+def core_environment(folder: Path, wheel: Path, requirements: list[str]) -> Path:
     """The bin directory of an environment with the wheel and `requirements` with all that these need, and nothing else.
 
     The packages are links to those of the running environment, found by following the metadata from requirement to
     requirement: torch alone takes longer to install than the tests take. What nothing in that chain requires is not
     linked, so it cannot be imported, whatever else is installed around the tests.
     """
-    run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place.parent)
-    (site,) = place.glob("lib/python*/site-packages")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    (site,) = folder.glob("lib/python*/site-packages")
     for name in sorted(_closure(requirements)):
         for top in _top_level(importlib.metadata.distribution(name)):
             link = site / top.name
             if not link.exists():
                 link.symlink_to(top)
     run(
-        *(sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "-q", "--no-deps", wheel),
-        cwd=place.parent,
+        *(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "-q", "--no-deps", wheel),
+        cwd=folder.parent,
     )
-    return place / "bin"
+    return folder / "bin"
 
 
 def _closure(requirements: list[str]) -> set[str]:
     """Names of everything that is needed, here and on this machine, for `requirements`."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [(requirement, "") for requirement in requirements]
     while waiting:
         text, extra = waiting.pop()
@@ -68,12 +68,12 @@ def _closure(requirements: list[str]) -> set[str]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = requirement.name.lower().replace("_", "-")
-        if name in found and not requirement.extras:
+        if name in names and not requirement.extras:
             continue
-        found.add(name)
+        names.add(name)
         for inner in importlib.metadata.requires(name) or []:
             waiting += [(inner, chosen) for chosen in ("", *requirement.extras)]
-    return found
+    return names
 
 
 def _top_level(distribution: importlib.metadata.Distribution) -> set[Path]:

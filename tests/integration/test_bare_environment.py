@@ -53,9 +53,9 @@ def desk(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_package_of_an_extra_can_be_imported_here(environment: Path, tmp_path: Path) -> None:
     code = f"import importlib.util as u; print([n for n in {EXTRAS} if u.find_spec(n) is not None])"
     assert run(environment / "python", "-c", code, cwd=tmp_path) == "[]\n"
-    found = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
-    assert found["libraries"]["torch"] is not None
-    assert all(found["extras"][name]["missing"] for name in ("generate", "report", "baselines"))
+    document = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
+    assert document["libraries"]["torch"] is not None
+    assert all(document["extras"][name]["missing"] for name in ("generate", "report", "baselines"))
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""The examples run as they are, in an empty directory."""
+"""The examples run unchanged, in an empty directory."""
 
 from __future__ import annotations
 

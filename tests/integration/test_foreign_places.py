@@ -1,5 +1,5 @@
-"""A number without a name or a home, a directory that nobody may write to, a file system that is read-only: as in a
-container of somebody else's cluster. Real uids and real mounts: the tests need root.
+"""A number without a name or a home, a directory without write permission, a file system that is read-only: as in a
+container of a foreign cluster. Real uids and real mounts: the tests need root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 STORED = Path(__file__).parent / "runs"
 NUMBER = "54321"
-# May read everything, because the interpreter of these tests may lie in somebody's home; may write what its uid may.
+# May read everything, because the interpreter of these tests may lie in a user's home; may write what its uid may.
 NOBODY = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--clear-groups"]
 NOBODY += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A directory with data and a recipe that anybody may read and nobody but root may write to."""
+    """A directory with data and a recipe that anybody may read and only root may write to."""
     # `access` asks without capabilities: others must get through the directories above, too.
     for parent in tmp_path.parents[:-2]:
         parent.chmod(parent.stat().st_mode | 0o011)
@@ -42,22 +42,22 @@ def desk(tmp_path: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("XDG_")}
+    variables = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("XDG_")}
     # Bytecode of a foreign package is not written by who may not.
-    return kept | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return variables | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 def ups(
-    place: Path, *arguments: str, before: tuple[str, ...] = tuple(NOBODY), **more: str
+    folder: Path, *arguments: str, before: tuple[str, ...] = tuple(NOBODY), **more: str
 ) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "ups", *arguments]
-    return subprocess.run(command, cwd=place, env=environment(**more), capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=180)
 
 
-def read_only(place: Path) -> tuple[str, ...]:
+def read_only(folder: Path) -> tuple[str, ...]:
     """Runs what follows, as root, where `place` is mounted read-only."""
     script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"'
-    return ("unshare", "--mount", "sh", "-c", script, str(place))
+    return ("unshare", "--mount", "sh", "-c", script, str(folder))
 
 
 def short(result: subprocess.CompletedProcess[str], *words: str) -> None:

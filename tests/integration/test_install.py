@@ -51,10 +51,10 @@ def test_the_command_works_without_any_extra(environment: Path, tmp_path: Path) 
 @pytest.mark.timeout(1200)
 def test_the_version_tells_what_each_missing_extra_would_add(environment: Path, tmp_path: Path) -> None:
     reported = run(environment / "ups", "--version", "--verbose", cwd=tmp_path)
-    found = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
-    assert found["libraries"]["torch"] is None
-    assert set(found["extras"]) == set(PROJECT["optional-dependencies"])
-    for name, extra in found["extras"].items():
+    document = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
+    assert document["libraries"]["torch"] is None
+    assert set(document["extras"]) == set(PROJECT["optional-dependencies"])
+    for name, extra in document["extras"].items():
         assert extra["missing"], f"{name} is not installed here"
         assert re.search(rf"{name} +missing +\S", reported), reported
 

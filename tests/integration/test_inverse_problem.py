@@ -33,9 +33,9 @@ def test_the_viscosity_is_found_within_five_percent(tmp_path: Path) -> None:
     second = run(tmp_path, *made, "--guess", "0.1")  # from the other side, with what the first one made
     for done, guess in ((first, 0.02), (second, 0.1)):
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        found = re.search(r"guess (\S+), found nu = (\S+), truth (\S+):", done.stdout)
-        assert found is not None, done.stdout[-2000:]
-        start, result, truth = (float(number) for number in found.groups())
+        match = re.search(r"guess (\S+), found nu = (\S+), truth (\S+):", done.stdout)
+        assert match is not None, done.stdout[-2000:]
+        start, result, truth = (float(number) for number in match.groups())
         assert start == pytest.approx(guess)
         assert abs(start / truth - 1) > 0.5, "a guess that is right already shows nothing"
         assert abs(result / truth - 1) < 0.05

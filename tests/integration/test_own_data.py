@@ -169,5 +169,5 @@ def _waves(count: int, frames: int, points: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     x, t = np.arange(points) / points, np.arange(frames) / 12
     phase, speed = rng.uniform(0, 1, (2, count, 1, 1))
-    place = x + phase + speed * t[None, :, None]
-    return np.asarray(np.sin(2 * np.pi * place) + 0.3 * np.cos(6 * np.pi * (place + phase)), np.float32)
+    position = x + phase + speed * t[None, :, None]
+    return np.asarray(np.sin(2 * np.pi * position) + 0.3 * np.cos(6 * np.pi * (position + phase)), np.float32)

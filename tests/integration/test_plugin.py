@@ -1,4 +1,4 @@
-"""A package that somebody else wrote adds a part of each kind by entry points alone; nothing of ours is edited.
+"""A foreign package adds a part of each kind by entry points alone; nothing of ours is edited.
 
 Its wheel is installed next to ours in an environment of its own (`environments.core_environment`). The order of the
 tests is the order of a user: they share one directory.
@@ -45,14 +45,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def bin_directory(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("plugin")
+    folder = tmp_path_factory.mktemp("plugin")
     built = tmp_path_factory.mktemp("built")
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", built, PLUGIN, cwd=built)
     (plugin,) = built.glob("*.whl")
-    found = core_environment(place / "environment", wheel, DEPENDENCIES)
-    target = place / "environment" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", target, "install", "-q", "--no-deps", plugin, cwd=place)
-    return found
+    binaries = core_environment(folder / "environment", wheel, DEPENDENCIES)
+    target = folder / "environment" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", target, "install", "-q", "--no-deps", plugin, cwd=folder)
+    return binaries
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,11 @@ def trained(bin_directory: Path, desk: Path) -> Path:
 
 
 def test_the_version_lists_what_came_from_where(bin_directory: Path, desk: Path) -> None:
-    found = json.loads(run(bin_directory / "ups", "--version", "--verbose", "--json", cwd=desk))["parts"]
-    theirs = [part for part in found if part["distribution"] == "ups-sample-plugin"]
+    parts = json.loads(run(bin_directory / "ups", "--version", "--verbose", "--json", cwd=desk))["parts"]
+    theirs = [part for part in parts if part["distribution"] == "ups-sample-plugin"]
     assert {part["kind"]: part["name"] for part in theirs} == PARTS
     assert {part["version"] for part in theirs} == {"0.3.1"}
-    assert not [part for part in found if "error" in part]
+    assert not [part for part in parts if "error" in part]
 
 
 def test_settings_of_the_plugin_are_explained_and_in_the_schema(bin_directory: Path, desk: Path) -> None:

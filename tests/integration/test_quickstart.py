@@ -107,9 +107,9 @@ def test_the_script_goes_from_an_empty_directory_to_a_film(tmp_path: Path) -> No
         ["bash", SCRIPT], cwd=desk, env=environment, capture_output=True, text=True, timeout=360, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    found = re.search(r"^one-step error (\S+), persistence (\S+): (\S+) times below", done.stdout, flags=re.MULTILINE)
-    assert found is not None, done.stdout[-2000:]
-    error, persistence, ratio = (float(number) for number in found.groups())
+    match = re.search(r"^one-step error (\S+), persistence (\S+): (\S+) times below", done.stdout, flags=re.MULTILINE)
+    assert match is not None, done.stdout[-2000:]
+    error, persistence, ratio = (float(number) for number in match.groups())
     assert ratio >= BAR
     assert ratio == pytest.approx(persistence / error, rel=0.01)
 

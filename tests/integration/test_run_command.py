@@ -106,11 +106,11 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 
 
 def test_every_step_is_done_in_order_and_recorded_with_its_time(whole: Path) -> None:
-    found = records(whole)
-    assert list(found) == STEPS
-    assert all(one["outcome"] == "done" and one["inputs"] and one["outputs"] for one in found.values())
-    assert found["train"]["seconds"] > 0.1
-    assert bundle_hash(whole) == found["bundle"]["outputs"]
+    by_step = records(whole)
+    assert list(by_step) == STEPS
+    assert all(one["outcome"] == "done" and one["inputs"] and one["outputs"] for one in by_step.values())
+    assert by_step["train"]["seconds"] > 0.1
+    assert bundle_hash(whole) == by_step["bundle"]["outputs"]
     assert "<html" in (whole / "runs/waves/report/index.html").read_text()
     scores = json.loads((whole / "runs/waves/report/scores.json").read_text())["results"][0]
     assert scores["cost"]["step_milliseconds"] > 0
@@ -189,14 +189,14 @@ def test_a_swapped_file_is_noticed(copied: Path) -> None:
 def test_a_swapped_store_is_noticed_before_anything_is_trained_on_it(copied: Path) -> None:
     from ups import import_data
 
-    kept = bundle_hash(copied)
+    before = bundle_hash(copied)
     waves(copied / "other.npy", seed=1)
     shutil.rmtree(copied / "data/waves.zarr")
     import_data(copied / "other.npy", copied / "data/waves.zarr", test_fraction=0.2)
     done = run(copied)
     assert done.returncode == 4, done.stdout + done.stderr
     assert "data_changed" in done.stderr
-    assert bundle_hash(copied) == kept
+    assert bundle_hash(copied) == before
 
 
 def test_a_damaged_store_is_noticed(copied: Path) -> None:

@@ -71,8 +71,8 @@ def write_data(folder: Path) -> None:
     with StoreWriter(folder / "advection1d.zarr", wave, [x], 6) as writer:
         for split, count in SPLITS.items():
             for _ in range(count):
-                beta, place = draw.uniform(0.1, 4.0), draw.uniform()
-                moved = x - 0.05 * beta * np.arange(6)[:, None] + place
+                beta, shift = draw.uniform(0.1, 4.0), draw.uniform()
+                moved = x - 0.05 * beta * np.arange(6)[:, None] + shift
                 state = np.sin(2 * np.pi * moved)[:, None].astype(np.float32)
                 writer.append(split, state=state, parameters=[beta])
     bounded = (AxisSpec("x", "dirichlet"), AxisSpec("y", "dirichlet"))
@@ -114,7 +114,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 def test_no_number_stands_without_its_reference(printed: dict[str, list[str]]) -> None:
     for command in ("train", "eval", "compare"):
         lines = printed[command]
-        assert {line: found for line in lines if (found := unexplained(line, MODELS[command]))} == {}, command
+        assert {line: numbers for line in lines if (numbers := unexplained(line, MODELS[command]))} == {}, command
         rows = [line for line in printed[command] if re.search(rf"{NUMBER}\s+{REFERENCE}", line)]
         assert len(rows) >= 7, "four scores of a transient and three of a steady task"
     assert unexplained_in_card("\n".join(printed["card"])) == []

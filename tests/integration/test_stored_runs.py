@@ -2,7 +2,7 @@
 
 runs/v0 was written before checkpoints carried the identity of their run, runs/v1 after. runs/v2 was written before
 `multiscale` became the default, from a recipe without model.type. They are never written again: a change that cannot
-continue them breaks somebody's run.
+continue them breaks a user's run.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ def test_a_sweep_that_is_killed_and_interrupted_continues(desk: Path) -> None:
         print(process.communicate(timeout=60)[1])
     assert most <= 2
     assert left_of(desk) == [], "no process is left behind"
-    killed, kept = in_state(desk, "died"), finished(desk)
-    print(f"finished: {len(kept)}, killed: {killed}, processes left: 0")
+    killed, done = in_state(desk, "died"), finished(desk)
+    print(f"finished: {len(done)}, killed: {killed}, processes left: 0")
     assert killed
 
     print("$ the same command   (interrupted with SIGINT)")
@@ -182,19 +182,19 @@ def test_a_sweep_that_is_killed_and_interrupted_continues(desk: Path) -> None:
     # A run that was asked before its first step has nothing to save.
     saved = [name for name in in_state(desk, "preempted") if checkpoints(desk, name)]
     assert saved, "a run in work was asked to save"
-    assert kept.items() <= finished(desk).items(), "a finished run is not trained again"
-    kept = finished(desk)
-    print(f"finished: {len(kept)}, saved: {saved}, processes left: 0")
+    assert done.items() <= finished(desk).items(), "a finished run is not trained again"
+    done = finished(desk)
+    print(f"finished: {len(done)}, saved: {saved}, processes left: 0")
 
     print("$ the same command")
     with start(desk, *options) as process:
         shown, notes = process.communicate(timeout=1500)
         print(notes + shown)
     assert process.returncode == 0, notes
-    assert kept.items() <= finished(desk).items(), "a finished run is not trained again"
+    assert done.items() <= finished(desk).items(), "a finished run is not trained again"
     assert len(finished(desk)) == len(shown.splitlines()) - 1 == 18
     attempts = {name: len(document["attempts"]) for name, document in states(desk).items()}
-    assert not [name for name in kept if attempts[name] > 1 and name not in killed]
+    assert not [name for name in done if attempts[name] > 1 and name not in killed]
     assert all(attempts[name] > 1 for name in [*killed, *saved]), "what was interrupted continued"
     print(f"attempts of each run: {attempts}")
     compared = subprocess.run(

@@ -28,7 +28,7 @@ def latent_recipe(folder: Path, tasks: list[dict[str, Any]], *, name: str = "mix
 
 
 def write_encoder(folder: Path, recipe: Recipe, opened: OpenData, seed: int = 11) -> Path:
-    """A bundle `folder/encoder` of the recipe's model with weights as they are drawn."""
+    """A bundle `folder/encoder` of the recipe's model with weights as drawn."""
     tasks = tuple(reader.task for reader in opened.readers)
     context = recipe.data.context_frames
     stepper = build_model(recipe.model, tasks, opened.statistics, context, seed=seed)

@@ -54,12 +54,12 @@ def main() -> None:
             if stop_at and index == 0:
                 trainer = Trainer(max_steps=stop_at, callbacks=[watch], **common)
                 trainer.fit(module, data)
-                kept = out.with_suffix(".ckpt")
-                trainer.save_checkpoint(kept)
+                checkpoint = out.with_suffix(".ckpt")
+                trainer.save_checkpoint(checkpoint)
                 module = StageModule(recipe, opened, index)
                 data = StageData(recipe, opened, module)
                 trainer = Trainer(max_steps=module.num_steps, callbacks=[watch], **common)
-                trainer.fit(module, data, ckpt_path=str(kept), weights_only=True)
+                trainer.fit(module, data, ckpt_path=str(checkpoint), weights_only=True)
             else:
                 trainer = Trainer(max_steps=module.num_steps, callbacks=[watch], **common)
                 trainer.fit(module, data)

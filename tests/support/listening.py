@@ -29,7 +29,7 @@ class Listening:
 def listening_sockets(pids: Iterable[int]) -> list[Listening]:
     """Every TCP socket that one of these processes listens on, over IPv4 and IPv6."""
     owner = {inode: pid for pid in pids for inode in _socket_inodes(pid)}
-    found = []
+    sockets = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
@@ -37,16 +37,16 @@ def listening_sockets(pids: Iterable[int]) -> list[Listening]:
                 address, _, port = fields[1].partition(":")
                 words = bytes.fromhex(address)  # each group of four bytes is a number of this machine: little-endian
                 packed = b"".join(words[n : n + 4][::-1] for n in range(0, len(words), 4))
-                found.append(Listening(owner[fields[9]], ipaddress.ip_address(packed), int(port, 16)))
-    return found
+                sockets.append(Listening(owner[fields[9]], ipaddress.ip_address(packed), int(port, 16)))
+    return sockets
 
 
 def _socket_inodes(pid: int) -> set[str]:
-    found = set()
+    inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/{pid}/fd/{name}")
                 if target.startswith("socket:["):
-                    found.add(target.removeprefix("socket:[").removesuffix("]"))
-    return found
+                    inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    return inodes

@@ -75,8 +75,8 @@ def write_mixture(folder: Path, seed: int = 7) -> list[dict[str, Any]]:
     with StoreWriter(folder / "darcy2d.zarr", DARCY, [y, y], 0) as writer:
         for split, count in COUNTS.items():
             for _ in range(count):
-                given = np.exp(draw.normal(size=(1, 8, 8)))
-                writer.append(split, static=given, target=1.0 / (1.0 + given))
+                medium = np.exp(draw.normal(size=(1, 8, 8)))
+                writer.append(split, static=medium, target=1.0 / (1.0 + medium))
     return [{"name": task.name, "path": str(folder / f"{task.name}.zarr")} for task in (WAVE, FLOW, DARCY)]
 
 

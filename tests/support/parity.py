@@ -158,12 +158,12 @@ def whole_weights(engine: Engine) -> torch.Tensor:
 
 def global_windows(results: list[list[dict[str, Any]]], variant: int, steps: int) -> dict[tuple[int, str], list[int]]:
     """(step, task) -> windows of the block, over all ranks."""
-    found: dict[tuple[int, str], list[int]] = {}
+    windows: dict[tuple[int, str], list[int]] = {}
     for rank in results:
         for step, task, numbers in rank[variant]["windows"]:
             if step < steps:
-                found.setdefault((step, task), []).extend(numbers)
-    return {key: sorted(numbers) for key, numbers in sorted(found.items())}
+                windows.setdefault((step, task), []).extend(numbers)
+    return {key: sorted(numbers) for key, numbers in sorted(windows.items())}
 
 
 def distance(first: str, second: str) -> float:

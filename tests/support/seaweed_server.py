@@ -151,18 +151,18 @@ def _state(task: Path) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, below those that the kernel gives to connections."""
-    found: list[int] = []
+    """Ports that are free now, below those that the kernel gives to connections."""
+    ports: list[int] = []
     at = 20000 + os.getpid() * 37 % 10000
-    while len(found) < count:
+    while len(ports) < count:
         at += 1
         with socket.socket() as one:
             try:
                 one.bind(("127.0.0.1", at))
             except OSError:
                 continue
-        found.append(at)
-    return found
+        ports.append(at)
+    return ports
 
 
 def program() -> str | None:

@@ -114,8 +114,8 @@ def batch_of(
 
 def step(stepper: Stepper, batch: Batch) -> torch.Tensor:
     """One call of the stepper with the first frames of a batch."""
-    found: torch.Tensor = stepper(batch.with_state(batch.state[:, : stepper.context_frames]))
-    return found
+    result: torch.Tensor = stepper(batch.with_state(batch.state[:, : stepper.context_frames]))
+    return result
 
 
 def loss_of(stage: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -129,5 +129,5 @@ def divergence(vectors: torch.Tensor, task: TaskSpec) -> torch.Tensor:
     dims = tuple(range(2, vectors.ndim))
     modes = torch.fft.rfftn(vectors, dim=dims)
     total = sum(1j * k * modes[:, axis] for axis, k in enumerate(wave_numbers(vectors, task)))
-    found: torch.Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
-    return found
+    field: torch.Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
+    return field

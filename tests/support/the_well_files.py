@@ -75,11 +75,11 @@ def _write_group(file: h5py.File, name: str, content: dict[str, Dataset], dims: 
         if options.get("chunks") == "frame":
             ones = data.sample + data.time
             options["chunks"] = (1,) * ones + data.values.shape[ones:]
-        found = group.create_dataset(key, data=data.values, **options)
-        found.attrs["sample_varying"] = data.sample
-        found.attrs["time_varying"] = data.time
+        dataset = group.create_dataset(key, data=data.values, **options)
+        dataset.attrs["sample_varying"] = data.sample
+        dataset.attrs["time_varying"] = data.time
         if name != "scalars":
-            found.attrs["dim_varying"] = list(data.dims or (True,) * dims)
+            dataset.attrs["dim_varying"] = list(data.dims or (True,) * dims)
 
 
 def ends(size: int) -> np.ndarray:
@@ -176,14 +176,14 @@ KINDS: dict[str, Callable[[], Content]] = {
 
 def damaged_bases(folder: Path) -> list[bytes]:
     """The bytes of files of all kinds, contiguous and in compressed chunks, to damage."""
-    found = []
+    contents = []
     for make in KINDS.values():
         for storage in ({}, {"chunks": True, "compression": "gzip", "shuffle": True}):
             path = folder / "base.h5"
             write(path, make(), **storage)
-            found.append(path.read_bytes())
+            contents.append(path.read_bytes())
             path.unlink()
-    return found
+    return contents
 
 
 def write_set(folder: Path, contents: dict[str, list[Content]], **storage: Any) -> Path:

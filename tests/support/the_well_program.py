@@ -36,9 +36,9 @@ def main() -> None:
             )
             print(len(data), flush=True)
         elif command == "dump":
-            found = {f"{i}/{name}": np.asarray(value) for i in range(len(data)) for name, value in data[i].items()}
-            np.savez(words[0], **found)  # type: ignore[arg-type]
-            print(len(found), flush=True)
+            arrays = {f"{i}/{name}": np.asarray(value) for i in range(len(data)) for name, value in data[i].items()}
+            np.savez(words[0], **arrays)  # type: ignore[arg-type]
+            print(len(arrays), flush=True)
         else:
             begin = time.perf_counter()
             for number in words:

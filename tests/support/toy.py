@@ -97,12 +97,12 @@ class ToyStage(LossModule):
 class ToyLoader:
     """Blocks of `batch_size` windows, one task each, cut over ranks and micro-batches."""
 
-    def __init__(self, place: RankInfo, *, batch_size: int = 8, micro_batch_size: int | None = None) -> None:
-        share = batch_size // place.world_size
+    def __init__(self, rank_info: RankInfo, *, batch_size: int = 8, micro_batch_size: int | None = None) -> None:
+        share = batch_size // rank_info.world_size
         self.micro = micro_batch_size or share
-        assert batch_size % place.world_size == 0
+        assert batch_size % rank_info.world_size == 0
         assert share % self.micro == 0
-        self.place, self.batch_size, self.share = place, batch_size, share
+        self.rank_info, self.batch_size, self.share = rank_info, batch_size, share
         self.global_batch = len(SHAPES) * batch_size
         self.step = 0
         self.seen: list[tuple[int, str, list[int]]] = []
@@ -117,7 +117,7 @@ class ToyLoader:
         step = self.step
         while True:
             for name in SHAPES:
-                start = step * self.batch_size + self.place.rank * self.share
+                start = step * self.batch_size + self.rank_info.rank * self.share
                 for at in range(start, start + self.share, self.micro):
                     numbers = list(range(at, at + self.micro))
                     self.seen.append((step, name, numbers))

@@ -119,11 +119,11 @@ def train_on(runtime: Runtime, trial: Trial) -> dict[str, Any]:
         resumed = 0
         if trial.run_dir:
             checkpointer = Checkpointer(runtime, Path(trial.run_dir), asynchronous=trial.asynchronous)
-            found = checkpointer.find()
-            if found is not None:
-                checkpointer.load(found[0], engine.state_tensors())
-                engine.progress = found[1]
-                resumed = found[1].step
+            saved = checkpointer.find()
+            if saved is not None:
+                checkpointer.load(saved[0], engine.state_tensors())
+                engine.progress = saved[1]
+                resumed = saved[1].step
             engine.hooks.append(SaveHook(checkpointer, CheckpointConfig(interval_steps=trial.interval)))
         engine.hooks.append(act)
         stopped = engine.run()

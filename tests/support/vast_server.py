@@ -2,7 +2,7 @@
 
 `faults` maps an operation (`search`, `create`, `show`, `list`, `destroy`, `logs`, `secrets`) to what the next answers
 to it do, one word each: `refuse` (400), `fail` (500, nothing was done), `hang` (nothing was done, no answer), `late`
-(done, but the answer comes when nobody waits any more), `lose` (done, and the connection is cut), `stale` (an answer
+(done, but the answer comes too late), `lose` (done, and the connection is cut), `stale` (an answer
 without machines). A word with a star (`hang*`) stays. A machine runs its start script with a home of its own;
 destroying it kills all that runs there.
 """
@@ -28,12 +28,12 @@ _MACHINE = re.compile(r"/api/v0/instances/(\d+)/")
 
 @dataclass
 class VastServer:
-    """place: below it machines have their homes. key: of the account. secrets: variables of the account.
+    """folder: below it machines have their homes. key: of the account. secrets: variables of the account.
 
     programs: what comes first on the PATH of a machine. starts: whether a machine runs its start script at all.
     """
 
-    place: Path
+    folder: Path
     key: str
     secrets: dict[str, str] = field(default_factory=dict)
     programs: str = ""
@@ -49,7 +49,7 @@ class VastServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def home(self, number: int) -> Path:
-        return self.place / f"machine-{number}"
+        return self.folder / f"machine-{number}"
 
     def key_of(self, number: int) -> str:
         """The key that the machine has for itself."""
@@ -64,7 +64,7 @@ class VastServer:
 
     def make(self, asked: dict[str, Any]) -> int:
         with self.lock:
-            number = 7_000 + len(list(self.place.glob("machine-*")))
+            number = 7_000 + len(list(self.folder.glob("machine-*")))
             home = self.home(number)
             home.mkdir(parents=True)
             self.machines[number] = {
@@ -111,33 +111,33 @@ class VastServer:
             return ""
 
 
-def processes_below(place: Path) -> list[int]:
+def processes_below(folder: Path) -> list[int]:
     """Processes whose working directory is there."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                if (entry / "cwd").resolve(strict=False).is_relative_to(place.resolve()):
-                    found.append(int(entry.name))
-    return found
+                if (entry / "cwd").resolve(strict=False).is_relative_to(folder.resolve()):
+                    pids.append(int(entry.name))
+    return pids
 
 
-def kill_below(place: Path) -> None:
+def kill_below(folder: Path) -> None:
     """What a machine that is gone does: nothing."""
     for _ in range(20):
-        found = processes_below(place)
-        for process in found:
+        pids = processes_below(folder)
+        for process in pids:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
-        if not found:
+        if not pids:
             return
         time.sleep(0.05)
 
 
 @contextmanager
-def serve(place: Path, key: str, **options: Any) -> Iterator[VastServer]:
+def serve(folder: Path, key: str, **options: Any) -> Iterator[VastServer]:
     """A server on a free port, until the end of the block; no process of a machine is left after it."""
-    state = VastServer(place, key, **options)
+    state = VastServer(folder, key, **options)
 
     class Handler(_Handler):
         vast = state
@@ -154,7 +154,7 @@ def serve(place: Path, key: str, **options: Any) -> Iterator[VastServer]:
         server.shutdown()
         server.server_close()
         thread.join(10)
-        kill_below(place)
+        kill_below(folder)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -40,14 +40,14 @@ def main() -> None:
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--limit")
     parser.add_argument("words", nargs="+")
-    given = parser.parse_args(words)
-    match given.words:
+    options = parser.parse_args(words)
+    match options.words:
         case ["show", "env-vars"]:
             result: Any = dict.fromkeys(call("GET", "/api/v0/secrets/")["secrets"], "*****")
         case ["search", "offers", query]:
             result = call("POST", "/api/v0/bundles/", {"q": query})["offers"]
         case ["create", "instance", offer]:
-            asked = {"image": given.image, "label": given.label, "onstart": Path(given.onstart).read_text()}
+            asked = {"image": options.image, "label": options.label, "onstart": Path(options.onstart).read_text()}
             result = call("PUT", f"/api/v0/asks/{offer}/", asked)
         case ["show", "instances"]:
             result = call("GET", "/api/v1/instances/")["instances"]
@@ -58,18 +58,18 @@ def main() -> None:
             call("DELETE", f"/api/v0/instances/{number}/", {})
             result = None
         case ["logs", number]:
-            place = call("PUT", f"/api/v0/instances/request_logs/{number}/", {})["result_url"]
-            with urllib.request.urlopen(place, timeout=120) as answer:
+            url = call("PUT", f"/api/v0/instances/request_logs/{number}/", {})["result_url"]
+            with urllib.request.urlopen(url, timeout=120) as answer:
                 print(answer.read().decode())
             return
         case ["copy", source, target]:
-            found = call("PUT", "/api/v0/commands/rsync/", {"src_path": source, "dst_path": target})
+            reply = call("PUT", "/api/v0/commands/rsync/", {"src_path": source, "dst_path": target})
             Path(target).mkdir(parents=True, exist_ok=True)
             number, _, path = source.partition(":")
-            subprocess.run(["rsync", f"vastai_kaalia@{found['src_addr']}::{number}/{path}", target], check=False)
+            subprocess.run(["rsync", f"vastai_kaalia@{reply['src_addr']}::{number}/{path}", target], check=False)
             return
         case _:
-            sys.exit(f"no such call: {given.words}")
+            sys.exit(f"no such call: {options.words}")
     if result is not None:
         print(json.dumps(result))
 

@@ -16,17 +16,17 @@ def main() -> None:
     reader = vtkHDFReader()
     reader.SetFileName(sys.argv[1])
     reader.UpdateInformation()
-    found = {}
+    arrays = {}
     times = reader.GetOutputInformation(0).Get(reader.GetExecutive().TIME_STEPS())
     for number, time in enumerate(times):
         reader.UpdateTimeStep(time)
         image = reader.GetOutputDataObject(0)
         data = image.GetPointData()
         for i in range(data.GetNumberOfArrays()):
-            found[f"{number}/{data.GetArrayName(i)}"] = vtk_to_numpy(data.GetArray(i)).copy()
-    found |= {"times": np.array(times), "dimensions": np.array(image.GetDimensions())}
-    found |= {"origin": np.array(image.GetOrigin()), "spacing": np.array(image.GetSpacing())}
-    np.savez(sys.argv[2], **found)
+            arrays[f"{number}/{data.GetArrayName(i)}"] = vtk_to_numpy(data.GetArray(i)).copy()
+    arrays |= {"times": np.array(times), "dimensions": np.array(image.GetDimensions())}
+    arrays |= {"origin": np.array(image.GetOrigin()), "spacing": np.array(image.GetSpacing())}
+    np.savez(sys.argv[2], **arrays)
 
 
 if __name__ == "__main__":

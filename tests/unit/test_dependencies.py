@@ -42,7 +42,7 @@ def declared(requirements: list[str]) -> set[str]:
 
 def imported() -> dict[str, str]:
     """Distribution -> a file of the package that imports it; tests' helpers may use what the tests have."""
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
         if path.is_relative_to(ROOT / "src" / "ups" / "testing"):
             continue
@@ -51,8 +51,8 @@ def imported() -> dict[str, str]:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             for name in (name.split(".")[0] for name in names):
                 if name not in {"ups", "__future__", *sys.stdlib_module_names}:
-                    found[PARTS.get(name, DISTRIBUTIONS.get(name, name))] = str(path.relative_to(ROOT))
-    return found
+                    imports[PARTS.get(name, DISTRIBUTIONS.get(name, name))] = str(path.relative_to(ROOT))
+    return imports
 
 
 def test_every_import_of_the_package_is_declared() -> None:
@@ -70,7 +70,7 @@ def test_every_core_dependency_is_used() -> None:
 )
 def test_versions_with_known_vulnerabilities_are_not_installed(name: str, versions: list[str]) -> None:
     texts = [*PROJECT["dependencies"], *(text for extra in PROJECT["optional-dependencies"].values() for text in extra)]
-    (requirement,) = [found for text in texts if (found := Requirement(text)).name == name]
+    (requirement,) = [parsed for text in texts if (parsed := Requirement(text)).name == name]
     assert not [version for version in versions if requirement.specifier.contains(version)]
     locked = re.search(rf"^{name}==(.*)$", (ROOT / ".ci" / "constraints.txt").read_text(), re.MULTILINE)
     assert locked is not None

@@ -22,14 +22,14 @@ TOP = {"src", "ups", "tests", "docs", "benchmarks", "examples", ".ci", ".github"
 def named_files(text: str) -> set[str]:
     """Paths of this repository that a text names: from its root, from src/, or from src/ups/."""
     modules = {path.name for path in (ROOT / "src" / "ups").iterdir() if path.is_dir()}
-    found = {match[1] for match in NAMED.finditer(FENCE.sub("", text))}
-    return {name for name in found if name.split("/")[0] in TOP | modules and not re.search(r"[A-Z]{3,}\.", name)}
+    names = {match[1] for match in NAMED.finditer(FENCE.sub("", text))}
+    return {name for name in names if name.split("/")[0] in TOP | modules and not re.search(r"[A-Z]{3,}\.", name)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    places = (ROOT, ROOT / "src", ROOT / "src" / "ups", page.parent)
-    missing = [name for name in named_files(page.read_text()) if not any((top / name).exists() for top in places)]
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "ups", page.parent)
+    missing = [name for name in named_files(page.read_text()) if not any((top / name).exists() for top in roots)]
     assert not missing
 
 

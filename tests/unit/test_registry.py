@@ -1,4 +1,4 @@
-"""Parts are found by name, wherever they come from; a broken one is named and disturbs nobody else."""
+"""Parts are found by name, wherever they come from; a broken one is named and disturbs no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ stages: [{type: operator, steps: 1}]
 
 
 class HeatConfig(ModelConfig):
-    """A model of somebody else."""
+    """A foreign model."""
 
     type: Literal["heat"] = setting("heat", "Which model to build.")
     strength: float = setting(1.0, "How strongly it smooths.", ge=0, le=2)
@@ -113,10 +113,10 @@ def test_a_part_that_is_unregistered_is_gone_everywhere(recipe: Path) -> None:
 def test_a_registered_part_is_checked_explained_and_in_the_json_schema_like_ours(recipe: Path) -> None:
     MODELS.register("heat", config=HeatConfig)(lambda config, tasks, context_frames: None)
     try:
-        found = resolve(recipe, ["model.type=heat", "model.strength=0.5"])
-        assert found.recipe.model == HeatConfig(strength=0.5)
-        assert "type: heat\n" in found.text
-        assert "  strength: 0.5\n" in found.text
+        resolved = resolve(recipe, ["model.type=heat", "model.strength=0.5"])
+        assert resolved.recipe.model == HeatConfig(strength=0.5)
+        assert "type: heat\n" in resolved.text
+        assert "  strength: 0.5\n" in resolved.text
         with pytest.raises(ConfigError, match=r"model\.strength = 3: expected at most 2") as caught:
             resolve(recipe, ["model.type=heat", "model.strength=3"])
         assert caught.value.hint == "How strongly it smooths."
@@ -262,8 +262,8 @@ def test_a_tracker_of_a_plugin_is_part_of_a_recipe(site: Path, recipe: Path) -> 
     )
     points = "[ups.trackers]\nboard = board_tracker:Board\n[ups.trackers.config]\nboard = board_tracker:BoardConfig\n"
     package(site, "board-tracker", points, code)
-    found = resolve(recipe, ["tracking.trackers=[{type: board, port: 7}]"]).recipe.tracking.trackers
-    assert found[0].model_dump() == {"type": "board", "port": 7}
+    trackers = resolve(recipe, ["tracking.trackers=[{type: board, port: 7}]"]).recipe.tracking.trackers
+    assert trackers[0].model_dump() == {"type": "board", "port": 7}
     with pytest.raises(ConfigError, match=r"tracking\.trackers\.0\.port = 0: expected at least 1"):
         resolve(recipe, ["tracking.trackers=[{type: board, port: 0}]"])
     assert TRACKERS.error("board").startswith("tracker 'board' of board-tracker 1.2 cannot be imported")

@@ -18,11 +18,11 @@ ALLOWED = re.compile(r'"centre"|"neighbour_mixing"|with its centre in \[0\.3, 0\
 def test_spelling_is_that_of_the_us() -> None:
     files = [path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
     files += [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "recipes").glob("*.yaml")]
-    found = [
+    misspelled = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in files
         if path != Path(__file__) and "integration/runs" not in str(path) and "inference/bundles/" not in str(path)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if BRITISH.search(ALLOWED.sub("", line))
     ]
-    assert not found, "\n".join(found)
+    assert not misspelled, "\n".join(misspelled)

@@ -54,7 +54,7 @@ class BlockCache:
     """Blocks below a directory, at most `limit_bytes` of them.
 
     The time of a file is that of its last use or, where the next one is known, of that. The farthest from now go first:
-    what is used again in an hour, and what nobody has used for an hour.
+    what is used again in an hour, and what was not used for an hour.
     """
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
@@ -101,7 +101,7 @@ class BlockCache:
             os.close(descriptor)
 
     def expect(self, key: str, seconds: float) -> None:
-        """Say in how many seconds a block will be used again, where somebody knows: it was just used."""
+        """Say in how many seconds a block that was just used will be used again, where that is known."""
         when = time.time() + min(seconds, _LONGEST_SECONDS)
         with contextlib.suppress(OSError):  # it is gone, or not ours to mark
             os.utime(self._path(key), (when, when))
@@ -114,7 +114,7 @@ class BlockCache:
         """
         deadline = time.monotonic() + LOCK_SECONDS
         with contextlib.ExitStack() as locks:
-            for number in sorted({_lock_number(key) for key in keys}):  # one order for all: nobody waits in a circle
+            for number in sorted({_lock_number(key) for key in keys}):  # one order for all: no deadlock
                 locks.enter_context(self._lock(f"fetch-{number:03x}", deadline - time.monotonic()))
             contents = [self.read(key) for key in keys]
             missing = [at for at, data in enumerate(contents) if data is None]
@@ -213,7 +213,7 @@ class BlockCache:
     def _scan(self) -> Iterator[tuple[float, int, str]]:
         """(last or next use, bytes, path) of every block, those that are being written included.
 
-        Only what has the name of a block: a person may have put the cache where other files are.
+        Only what has the name of a block: the user may have put the cache where other files are.
         """
         with os.scandir(self._blocks) as folders:
             for folder in (one for one in folders if len(one.name) == 2 and one.is_dir(follow_symlinks=False)):
@@ -225,7 +225,7 @@ class BlockCache:
 
     @contextlib.contextmanager
     def _lock(self, name: str, seconds: float | None) -> Iterator[None]:
-        """Hold a lock; with `seconds` the block runs without it when somebody else holds it for longer."""
+        """Hold a lock; with `seconds` the block runs without it when another process holds it for longer."""
         try:
             descriptor = os.open(self.directory / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -297,7 +297,7 @@ def _trouble(directory: Path, error: OSError) -> MachineError:
     )
 
 
-# A window is 50 kB to 600 kB: larger blocks are mostly what nobody asked for, smaller ones are too many files.
+# A window is 50 kB to 600 kB: larger blocks are mostly bytes without a request, smaller ones are too many files.
 BLOCK_BYTES = 64 << 10
 PAGE_BYTES = 32 << 10
 _HEADER = struct.Struct("<8sQ")

@@ -86,7 +86,7 @@ def list_objects(url: str) -> dict[str, ObjectInfo]:
     """
     if url in _listed:
         return _listed[url]
-    store, key = _place(url)
+    store, key = _store_and_key(url)
     import obstore  # after its absence was reported
 
     prefix = key.rstrip("/") + "/"
@@ -135,7 +135,7 @@ def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
 
 @contextlib.contextmanager
 def noted_blocks() -> Iterator[list[str]]:
-    """The keys of the blocks that this thread reads inside, as they are called in the cache."""
+    """The keys in the cache of the blocks that this thread reads inside."""
     _here.blocks = keys = list[str]()
     try:
         yield keys
@@ -149,7 +149,7 @@ def threads() -> ThreadPoolExecutor:
 
 
 def _ask(url: str) -> ObjectInfo | None:
-    store, key = _place(url)
+    store, key = _store_and_key(url)
     import obstore
 
     def ask() -> Any:
@@ -214,7 +214,7 @@ def _download(info: ObjectInfo, start: int, stop: int) -> bytes:
     """Bytes from the server, of the version that was asked about and of the right length."""
     import obstore
 
-    store, key = _place(info.url)
+    store, key = _store_and_key(info.url)
     options: dict[str, Any] = {"range": (start, stop)}
     if info.etag and not info.etag.startswith("W/"):
         options["if_match"] = info.etag
@@ -239,7 +239,7 @@ def _download(info: ObjectInfo, start: int, stop: int) -> bytes:
 
 
 def _changed(url: str) -> DataChangedError:
-    return DataChangedError(f"{url} was replaced while it was read", hint="start again when nobody writes to it")
+    return DataChangedError(f"{url} was replaced while it was read", hint="start again when no process writes to it")
 
 
 def _patiently(url: str, call: Callable[[], _T]) -> _T:
@@ -278,7 +278,7 @@ def _text(error: BaseException) -> str:
     return bare_addresses(" ".join(str(error).split("\n\nDebug source")[0].split()))[:200]
 
 
-def _place(url: str) -> tuple[Any, str]:
+def _store_and_key(url: str) -> tuple[Any, str]:
     """The store of an address, and the key in it."""
     address = parse_bucket_url(url)
     return _store(f"{address.scheme}://{address.host}", os.getpid()), address.prefix

@@ -2,7 +2,7 @@
 
 Started by the supervisor (`ups.supervise.bucket_mirror`), on the other end of standard input. The word `finish` there
 lets it copy what is left, for at most SECONDS; the end of standard input without that word means that the supervisor is
-gone, and ends it at once: nobody then holds the run, and the next one may be starting. After the word it means the
+gone, and ends it at once: no process then holds the run, and the next one may be starting. After the word it means the
 same, but the run is over and what is left may be little: it gets ALONE_SECONDS more.
 
 RUN/mirror.json says what the bucket has of the run. Only this process writes it.
@@ -55,7 +55,7 @@ class MirrorNote:
         write_file_atomically(RunDir(run_dir).mirror_note, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
     def gap(self, committed: int | None) -> str:
-        """How far the bucket is behind, for a person; '' if it is not. committed: the newest step of the run."""
+        """How far the bucket is behind, in words; '' if it is not. committed: the newest step of the run."""
         if self.behind_since is None:
             return ""
         has = "no checkpoint" if self.step is None else f"step {self.step}"

@@ -20,7 +20,7 @@ from ups.buckets.client import is_address, parse_bucket_url
 
 
 def data_path(path: str | Path) -> Path:
-    """The path of data as a person wrote it: of this host, or an address in a bucket."""
+    """The path of data as the user wrote it: of this host, or an address in a bucket."""
     if isinstance(path, BucketPath) or not is_address(path):
         return Path(path) if isinstance(path, str) else path
     return BucketPath(str(parse_bucket_url(str(path))))
@@ -32,7 +32,7 @@ def natural(name: str) -> list[str]:
 
 
 def matching_paths(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """What a person wrote as path or paths of data, with the files that each pattern (runs/*.npz) means; a pattern
+    """What the user wrote as path or paths of data, with the files that each pattern (runs/*.npz) means; a pattern
     that nothing matches stays."""
     names: list[str] = []
     for path in map(str, [paths] if isinstance(paths, str | os.PathLike) else paths):

@@ -240,14 +240,14 @@ class RunCopy:
         """Bring the files of the record that have changed into the bucket, run.json last."""
         paths = [path for path in self._run_dir.iterdir() if path.is_file()]
         paths += [path for folder in _FOLDERS for path in (self._run_dir / folder).rglob("*") if path.is_file()]
-        found = {path.relative_to(self._run_dir).as_posix(): path for path in sorted(paths)}
-        wanted = [name for name in found if RECORD.fullmatch(name)]
+        files = {path.relative_to(self._run_dir).as_posix(): path for path in sorted(paths)}
+        wanted = [name for name in files if RECORD.fullmatch(name)]
         document = read_object(RunDir(self._run_dir).run_json)
         identity = RunIdentity.from_json((document or {}).get("identity"))
         if document is None or identity is None or RunDir.config.name not in wanted:
             return  # the run has not begun
         for name in [*wanted, RunDir.run_json.name]:
-            content = self._content(found.get(name, self._run_dir / name))
+            content = self._content(files.get(name, self._run_dir / name))
             sha256 = hashlib.sha256(content).hexdigest()
             if self._record.get(name) == sha256:
                 continue

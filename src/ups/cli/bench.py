@@ -49,9 +49,9 @@ def bench(
     Writes OUT/index.html, and runs into OUT. What is finished is not repeated. Without a RECIPE: says where the
     protocol of the nine tasks is.
     """
-    given = {"--data": data, "--cpu-seconds": cpu_seconds, "--jobs": jobs}
+    options = {"--data": data, "--cpu-seconds": cpu_seconds, "--jobs": jobs}
     words = [f"--task {name}" for name in task]
-    words += [f"{name} {value}" for name, value in given.items() if value is not None]
+    words += [f"{name} {value}" for name, value in options.items() if value is not None]
     words += [name for name, on in {"--small": small, "--page-only": page_only}.items() if on]
     if recipe is not None:
         if words:

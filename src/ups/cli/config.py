@@ -26,11 +26,11 @@ def show(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = [],
 
     Includes and overrides are applied and defaults written out: exactly what a run would use.
     """
-    found = resolve(recipe_file(recipe), set)
+    resolved = resolve(recipe_file(recipe), set)
     if json:
-        report({"hash": found.hash, "files": found.files, "recipe": plain_data(found.recipe)})
+        report({"hash": resolved.hash, "files": resolved.files, "recipe": plain_data(resolved.recipe)})
     else:
-        say(found.text.rstrip("\n"))
+        say(resolved.text.rstrip("\n"))
 
 
 @app.command()
@@ -39,20 +39,20 @@ def check(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = []
 
     One line if it is sound; else each mistake with its place, its value and what is expected.
     """
-    found = resolve(recipe_file(recipe), set)
-    tasks = [task.name for task in found.recipe.data.tasks]
+    resolved = resolve(recipe_file(recipe), set)
+    tasks = [task.name for task in resolved.recipe.data.tasks]
     stages = [
         f"{stage.type} " + (f"{stage.steps} steps" if stage.steps is not None else f"{stage.budget_seconds:g} s")
-        for stage in found.recipe.stages
+        for stage in resolved.recipe.stages
     ]
     if json:
         report(
-            {"ok": True, "name": found.recipe.run.name, "hash": found.hash, "tasks": tasks, "stages": stages}
-            | {"files": found.files}
+            {"ok": True, "name": resolved.recipe.run.name, "hash": resolved.hash, "tasks": tasks, "stages": stages}
+            | {"files": resolved.files}
         )
         return
     say(
-        f"{styled('ok', 'bold', 'green')} {found.recipe.run.name} (hash {found.hash[:12]}): "
+        f"{styled('ok', 'bold', 'green')} {resolved.recipe.run.name} (hash {resolved.hash[:12]}): "
         f"{_count(tasks, 'task')}, {_count(stages, 'stage')}"
     )
 

@@ -206,7 +206,7 @@ def _requests(
 
 def _assigned(option: str, texts: list[str], count: int, words: str, example: str) -> dict[str, tuple[float, ...]]:
     """Name -> the `count` numbers of each NAME=NUMBER:NUMBER."""
-    found = {}
+    assigned = {}
     for text in texts:
         name, _, values = text.partition("=")
         try:
@@ -215,8 +215,8 @@ def _assigned(option: str, texts: list[str], count: int, words: str, example: st
             numbers = ()
         if len(numbers) != count:
             raise ConfigError(f"{option} {text}: that is not {words}", hint=f"for example {example}")
-        found[name.strip()] = numbers
-    return found
+        assigned[name.strip()] = numbers
+    return assigned
 
 
 def _counts(text: str | None, small: bool) -> tuple[int, int, int]:
@@ -329,7 +329,7 @@ def validate(
         if kind not in KINDS:
             raise ConfigError(f"'{kind}' is not a kind of finding", hint=f"kinds are {', '.join(KINDS)}")
     with ProgressLine(quiet=json) as line:
-        found = validate_paths(
+        validation = validate_paths(
             paths,
             allow=allow or (),
             drift_tolerance=drift_tolerance,
@@ -340,19 +340,19 @@ def validate(
             description=task,
         )
     if json:
-        report(found.to_json())
+        report(validation.to_json())
     else:
-        for finding in found.findings:
+        for finding in validation.findings:
             frame = f" frame {finding.frame}" if finding.frame >= 0 else ""
             say(f"{styled(finding.kind, 'red')}: {finding.where}{frame}: {finding.message}")
-        hidden = found.num_findings - len(found.findings)
+        hidden = validation.num_findings - len(validation.findings)
         if hidden:
             say(f"... and {hidden} more")
-        for text in found.assumptions:
+        for text in validation.assumptions:
             say(f"assumed: {text}")
-        counts = ", ".join(f"{n} {kind}" for kind, n in sorted(found.counts.items())) or "nothing wrong"
-        say(f"{found.num_trajectories} trajectories read: {counts}")
-    if found.num_findings:
+        counts = ", ".join(f"{n} {kind}" for kind, n in sorted(validation.counts.items())) or "nothing wrong"
+        say(f"{validation.num_trajectories} trajectories read: {counts}")
+    if validation.num_findings:
         raise typer.Exit(DataError.exit_code)
 
 

@@ -85,21 +85,21 @@ def _fetch(name: str, out: Path, only: list[str], mirror: str | None, jobs: int,
                 before = now
                 line.count("fetching", now, megabytes, "MB")
 
-        found = run(name, out, only=only, mirror=mirror, jobs=jobs, progress=show)
+        fetched = run(name, out, only=only, mirror=mirror, jobs=jobs, progress=show)
     facts = {
-        "name": found.name,
-        "path": str(found.path),
-        "files": [str(path) for path in found.paths],
-        "fetched": found.num_fetched,
-        "bytes": found.num_bytes,
+        "name": fetched.name,
+        "path": str(fetched.path),
+        "files": [str(path) for path in fetched.paths],
+        "fetched": fetched.num_fetched,
+        "bytes": fetched.num_bytes,
         "seconds": round(time.monotonic() - started, 3),
     }
     if json:
         report(facts)
         return
-    rows = [("data set", found.name), ("path", path_text(found.path))]
-    rows += [("files", f"{len(found.paths)}, of which {found.num_fetched} were fetched now")]
-    rows += [("size", size_text(found.num_bytes)), ("took", duration_text(time.monotonic() - started))]
+    rows = [("data set", fetched.name), ("path", path_text(fetched.path))]
+    rows += [("files", f"{len(fetched.paths)}, of which {fetched.num_fetched} were fetched now")]
+    rows += [("size", size_text(fetched.num_bytes)), ("took", duration_text(time.monotonic() - started))]
     say(table(rows))
 
 

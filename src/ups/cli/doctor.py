@@ -90,8 +90,8 @@ def doctor(
     verdicts = examine(examination, None if json else show)
     failed = next((v for v in verdicts if not v.ok), None)
     if json:
-        found = {"ok": failed is None, "failed": failed.check if failed else None, "ranks": number}
-        report({**found, "rungs": [v.to_json() for v in verdicts]})
+        summary = {"ok": failed is None, "failed": failed.check if failed else None, "ranks": number}
+        report({**summary, "rungs": [v.to_json() for v in verdicts]})
     elif failed is None:
         say(f"{styled('all well', 'bold', 'green')}: {len(verdicts)} checks with {number} ranks")
     if failed is not None:
@@ -138,8 +138,8 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
         def ended(outcome: TrialOutcome) -> None:
             line.clear()
             mark = styled("ok    ", "green") if outcome.ok else styled("FAILS ", "bold", "red")
-            found = "" if outcome.failed is None else f": {outcome.failed.says}"
-            say(f"{mark}  {outcome.label}{found}  ({outcome.seconds:.1f} s)")
+            failure = "" if outcome.failed is None else f": {outcome.failed.says}"
+            say(f"{mark}  {outcome.label}{failure}  ({outcome.seconds:.1f} s)")
 
         finding = Bisection(trials, variant, 60 * minutes, None if as_json else ended).run()
         failed = finding.failure.failed if finding.failure else None
@@ -150,14 +150,14 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
     else:
         mark = ("bold", "green") if failed is None else ("bold", "red")
         say(styled(verdict(finding), *mark))
-        place = place_of(finding)
+        location = place_of(finding)
         rows = []
         if failed is not None:
             rows.append(("failure", f"{failed.cause}: {failed.says}"))
-        if "culprit" in place:
-            rows.append(("made in", module_text(place["culprit"])))
-        if "windows" in place:
-            rows.append(("data", windows_text(place["windows"])))
+        if "culprit" in location:
+            rows.append(("made in", module_text(location["culprit"])))
+        if "windows" in location:
+            rows.append(("data", windows_text(location["windows"])))
         rows += [("not needed", ", ".join(finding.simplified))] if finding.simplified else []
         rows += [("unclear", "; ".join(finding.unclear))] if finding.unclear else []
         rows += [("not tried", f"{', '.join(finding.not_tried)}: the time was up")] if finding.not_tried else []
@@ -176,45 +176,45 @@ def run_comparison(
 ) -> None:
     """Compare, show, and leave with 0 only if all numbers agree."""
     with ProgressLine(quiet=as_json) as line, _prepared(recipe, ranks, overrides, steps, line) as (trials, variant):
-        found = compare(trials, variant, python)
-        if found.failed is None:
+        comparison = compare(trials, variant, python)
+        if comparison.failed is None:
             shutil.rmtree(trials.root, ignore_errors=True)
     if as_json:
-        report(to_json(found))
+        report(to_json(comparison))
     else:
-        show_comparison(found, python)
-    if found.failed is not None:
-        raise typer.Exit(found.failed[1].exit_code)
-    if not found.ok:
+        show_comparison(comparison, python)
+    if comparison.failed is not None:
+        raise typer.Exit(comparison.failed[1].exit_code)
+    if not comparison.ok:
         raise typer.Exit(TrainingError.exit_code)
 
 
-def show_comparison(found: Comparison, python: str) -> None:
+def show_comparison(comparison: Comparison, python: str) -> None:
     """Versions, steps, and the first difference."""
-    for title, versions in (("here", found.here), ("there", found.there)):
+    for title, versions in (("here", comparison.here), ("there", comparison.there)):
         shown = ", ".join(
             f"{name} {value}" for name, value in versions.items() if isinstance(value, str) and name != "ups_path"
         )
         say(f"{title.ljust(6)}  {shown}")
-    other = sorted(n for n in found.here if n != "ups_path" and found.here[n] != found.there.get(n))
+    other = sorted(n for n in comparison.here if n != "ups_path" and comparison.here[n] != comparison.there.get(n))
     say(f"        differ in: {', '.join(other) or 'no version'}")
-    if found.here["ups_path"] != found.there["ups_path"]:
-        say(f"        ups is read from {found.here['ups_path']} here, from {found.there['ups_path']} there")
-    for row in found.rows:
+    if comparison.here["ups_path"] != comparison.there["ups_path"]:
+        say(f"        ups is read from {comparison.here['ups_path']} here, from {comparison.there['ups_path']} there")
+    for row in comparison.rows:
         parts = [
             f"{name.replace('_', ' ')} {row[name]['here']:.9g} and {row[name]['there']:.9g} "
             f"(apart {row[name]['apart']:.1e}, rounding {row[name]['rounding']:.1e})"
             for name in ("loss", "gradient_norm")
         ]
         say(f"stage {row['stage']}, step {row['step']}: {'; '.join(parts)}")
-    if found.failed is not None:
-        label, verdict = found.failed
+    if comparison.failed is not None:
+        label, verdict = comparison.failed
         say(styled(f"{label} failed: {verdict.says}", "bold", "red"))
         _say_rows([("try", "ups doctor RECIPE --bisect, with that environment"), ("log", verdict.log)])
-    elif found.first is None:
-        say(styled(f"the same to rounding: {len(found.rows)} steps", "bold", "green"))
+    elif comparison.first is None:
+        say(styled(f"the same to rounding: {len(comparison.rows)} steps", "bold", "green"))
     else:
-        first = found.first
+        first = comparison.first
         tensor = f"; of the gradients, that of {first['tensor']} differs most" if "tensor" in first else ""
         values = "has other bytes" if first["quantity"] == DATA_READ else f"is {first['here']:.9g} here"
         values += " there" if first["quantity"] == DATA_READ else f" and {first['there']:.9g} there"

@@ -54,11 +54,11 @@ def evaluate(
 
     named = {}
     for text in data:
-        name, _, place = text.partition("=")
-        if not name or not place:
+        name, _, data_path = text.partition("=")
+        if not name or not data_path:
             hint = "for example burgers1d=shifted/burgers1d.zarr"
             raise ConfigError(f"--data {text}: that is not TASK=PATH", hint=hint)
-        named[name] = place
+        named[name] = data_path
     scores = evaluate_model(
         model,
         split=split,
@@ -107,43 +107,43 @@ def compare(
     show(compare_models(*models, tasks=task, progress=not json), out, json=json)
 
 
-def show(found: Comparison, out: str | None, *, json: bool) -> None:
+def show(comparison: Comparison, out: str | None, *, json: bool) -> None:
     """Print a comparison, and write its page into `out`."""
     from ups.library.scores import seed_table
 
-    written = found.write(Path(out)) if out is not None else None
+    written = comparison.write(Path(out)) if out is not None else None
     if json:
-        report({**found.to_json(), "page": None if written is None else str(written)})
+        report({**comparison.to_json(), "page": None if written is None else str(written)})
         return
-    for one in found.tasks:
-        if found.groups:
+    for one in comparison.tasks:
+        if comparison.groups:
             say(styled(f"{one.task}: mean and standard deviation over seeds", "bold"))
-            say(seed_table(one, found.groups))
-        if not found.groups or len(one.results) <= MAX_COLUMNS:
-            say(_lines(one, found.costs))
-    for line in found.notes:
+            say(seed_table(one, comparison.groups))
+        if not comparison.groups or len(one.results) <= MAX_COLUMNS:
+            say(_lines(one, comparison.costs))
+    for line in comparison.notes:
         note(line)
-    for label, rows in found.recipe_changes.items():
-        say(f"recipe of {label} against {found.models[0]}:" + ("" if rows else " no difference known"))
+    for label, rows in comparison.recipe_changes.items():
+        say(f"recipe of {label} against {comparison.models[0]}:" + ("" if rows else " no difference known"))
         for field, old, new in rows:
             say(f"  {field}: {old} -> {new}")
     if written is not None:
         say(f"wrote {written}")
 
 
-def _lines(found: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
+def _lines(compared: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
     """A table for people: models side by side with the reference, a star for the best if it is no accident."""
     from ups.evaluation.report import difference_words
 
-    steady = found.first["steady"]
-    rows = [["error", *found.results, "reference", "", ""]]
-    for head, key in found.scores():
-        winner, words = found.winner(key)
-        cells = [f"{found.summary(label)[key]:.4g}" + ("*" if winner == label else "") for label in found.results]
-        name, value = found.reference(key)
+    steady = compared.first["steady"]
+    rows = [["error", *compared.results, "reference", "", ""]]
+    for head, key in compared.scores():
+        winner, words = compared.winner(key)
+        cells = [f"{compared.summary(label)[key]:.4g}" + ("*" if winner == label else "") for label in compared.results]
+        name, value = compared.reference(key)
         rows.append([head, *cells, f"{value:.4g}", name, words])
     for name in next(iter(costs.values()), {}):
-        cells = [f"{costs[label][name]:.4g}" for label in found.results]
+        cells = [f"{costs[label][name]:.4g}" for label in compared.results]
         rows.append([name, *cells, "", "", ""])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -151,15 +151,15 @@ def _lines(found: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
         # padded before it is styled: a style is characters, too
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  " + "  ".join(styled(c, "bold") if "*" in c else c for c in padded).rstrip())
-    first = next(iter(found.results))
-    for label in found.results:
-        line = f"  {'solution' if steady else 'rollout'} of {label}: {found.rollout_verdict(label)}"
-        if label in found.differences:
-            line += f"; minus {first}: {difference_words(found.differences[label])}"
+    first = next(iter(compared.results))
+    for label in compared.results:
+        line = f"  {'solution' if steady else 'rollout'} of {label}: {compared.rollout_verdict(label)}"
+        if label in compared.differences:
+            line += f"; minus {first}: {difference_words(compared.differences[label])}"
         lines.append(line)
-    plan = found.first["protocol"]
+    plan = compared.first["protocol"]
     length = "" if steady else f", {plan['num_steps']} steps"
-    title = f"{found.task}: {plan['num_trajectories']} trajectories{length}, * significantly best"
+    title = f"{compared.task}: {plan['num_trajectories']} trajectories{length}, * significantly best"
     return "\n".join([styled(title, "bold"), *lines])
 
 

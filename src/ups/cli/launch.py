@@ -260,18 +260,18 @@ def rented_job(
     ranks: int | None,
     secrets: list[str],
     has_data: bool = False,
-    **given: Any,
+    **settings: Any,
 ) -> tuple[RentedJob, Path, int]:
     """The run for a machine that begins empty, its run directory here, and the processors of one host.
 
-    has_data: the data is there already; given: the rest of a `RentedJob`. Raises ConfigError for what would fail there.
+    has_data: the data is there already; settings: the rest of a `RentedJob`. Raises ConfigError for what would fail.
     """
     import time
 
     resolved = resolve(recipe_file(recipe), changes)
     ranks_here, cpus_here = share(resolved.recipe, hosts, num_gpus(gpus), ranks)
     if not has_data:
-        require_data(resolved.recipe, given["data"])
+        require_data(resolved.recipe, settings["data"])
     text = dump_brief_recipe(resolved.recipe)
     machine = RentedJob(
         name=resolved.recipe.run.name,
@@ -279,7 +279,7 @@ def rented_job(
         started=time.time(),
         secrets=secret_names(text, secrets),
         ranks=hosts * ranks_here,
-        **given,
+        **settings,
     )
     return machine, run_dir_of(resolved, recipe, changes), cpus_here
 
@@ -334,7 +334,7 @@ def slurm(
     runs = Sweep(recipe, set, axes, nodes * (ranks_per_node or gpus_per_node or 1), numbered=bool(sweep))
     checked, run_dir = runs.recipe, runs.run_dir
     ranks_here, cpus_here = share(checked, nodes, gpus_per_node, ranks_per_node)
-    places = [cell.run_dir for cell in runs.cells] or [run_dir]
+    run_dirs = [cell.run_dir for cell in runs.cells] or [run_dir]
     job = SlurmJob(
         name=checked.run.name,
         run_dir=run_dir,
@@ -356,10 +356,10 @@ def slurm(
         return
     number = submit(job)
     if json:
-        report({"job": number, "script": str(job.script_path), "runs": [str(path) for path in places]})
+        report({"job": number, "script": str(job.script_path), "runs": [str(path) for path in run_dirs]})
         return
     say(f"submitted job {number}: {path_text(job.script_path)}")
-    say(f"look at it with: ups status {path_text(places[0])}; squeue -j {number}")
+    say(f"look at it with: ups status {path_text(run_dirs[0])}; squeue -j {number}")
 
 
 @app.command(short_help="Write the manifest of a run for kubectl.")

@@ -52,21 +52,21 @@ def show_version(*, verbose: bool, as_json: bool) -> None:
     """Print the version; `verbose` adds Python, the core libraries, the extras and the parts."""
     from ups.run.software import describe, parts
 
-    found: dict[str, Any] = describe() | {"parts": parts()} if verbose else {"ups": ups.__version__}
+    facts: dict[str, Any] = describe() | {"parts": parts()} if verbose else {"ups": ups.__version__}
     if as_json:
-        report(found)
+        report(facts)
         return
     if not verbose:
         say(f"ups {ups.__version__}")
         return
-    rows, missing = [], [name for name, extra in found["extras"].items() if extra["missing"]]
-    for name, extra in found["extras"].items():
+    rows, missing = [], [name for name, extra in facts["extras"].items() if extra["missing"]]
+    for name, extra in facts["extras"].items():
         more = f" (needs {', '.join(extra['missing'])})" if extra["missing"] else ""
         rows.append((name, "missing" if extra["missing"] else "installed", f"{extra['adds']}{more}"))
-    libraries = [(name, version or "not installed") for name, version in found["libraries"].items()]
-    say(f"{styled('ups', 'bold')} {found['ups']}\n\n{table(libraries)}\n")
+    libraries = [(name, version or "not installed") for name, version in facts["libraries"].items()]
+    say(f"{styled('ups', 'bold')} {facts['ups']}\n\n{table(libraries)}\n")
     say(f"{styled('Extras', 'bold')}\n{table(rows) if rows else '  (the package metadata lists none)'}\n")
-    say(f"{styled('Parts', 'bold')}\n{table(_part_rows(found['parts']))}")
+    say(f"{styled('Parts', 'bold')}\n{table(_part_rows(facts['parts']))}")
     if missing:
         say(f"\nAdd one in the checkout: pip install '.[{missing[0]}]'")
 
@@ -88,7 +88,7 @@ INTERRUPTED = exit_code_of_signal(signal.SIGINT)
 
 
 class Command(NamedTuple):
-    """A row of the table: what is typed, where it lives, what it does, and what a person wants when looking for it."""
+    """A row of the table: what is typed, where it lives, what it does, and what a user who looks for it wants."""
 
     name: str
     module: str
@@ -166,7 +166,7 @@ class LazyGroup(TyperGroup):
 
 
 def help_text() -> str:
-    """What `ups --help` prints: commands grouped by what a person wants to do, options, exit codes."""
+    """What `ups --help` prints: commands grouped by what a user wants to do, options, exit codes."""
     rows = list(available().values())
     width = max(len(row.name) for row in rows)
     parts = [
@@ -186,9 +186,9 @@ def help_text() -> str:
     parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
     log = log_path()
     home = os.path.expanduser("~")
-    place = f"~{str(log)[len(home) :]}" if home != "/" and str(log).startswith(home + "/") else str(log)
-    kept = f"Tracebacks are kept in {place}." if log else "Set XDG_STATE_HOME to keep tracebacks."
-    parts.append(f"{kept} NO_COLOR=1 turns colors off.")
+    folder = f"~{str(log)[len(home) :]}" if home != "/" and str(log).startswith(home + "/") else str(log)
+    tracebacks = f"Tracebacks are kept in {folder}." if log else "Set XDG_STATE_HOME to keep tracebacks."
+    parts.append(f"{tracebacks} NO_COLOR=1 turns colors off.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; nothing is raised for what a person can get wrong."""
+    """Run one command line and return its exit code; nothing is raised for a user's mistake."""
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="ups", standalone_mode=False)
         if sys.stdout is not None:
@@ -272,12 +272,12 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     import traceback
 
     path = keep_traceback(error, _command_of(arguments))
-    kept = f"; also kept in {path}" if path else ""
+    copy = f"; also kept in {path}" if path else ""
     head = styled("error:", "bold", "red", stream=sys.stderr)
 
     def print_last() -> None:
         note("".join(traceback.format_exception(error)).rstrip("\n"))
-        note(f"{head} unexpected {type(error).__name__}: a bug in ups or in your own code (traceback above{kept})")
+        note(f"{head} unexpected {type(error).__name__}: a bug in ups or in your own code (traceback above{copy})")
 
     return _quietly(print_last, 1)
 

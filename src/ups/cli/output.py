@@ -52,7 +52,7 @@ def shown(text: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """Print a line for a person or a pipe; characters that the stream cannot show are escaped."""
+    """Print a line to a terminal or a pipe; characters that the stream cannot show are escaped."""
     _write(sys.stdout, text + "\n")
 
 

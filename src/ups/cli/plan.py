@@ -69,29 +69,29 @@ def plan(
         storage_bandwidth=storage * 1e9,
     )
     with open_data(checked) as opened:
-        found = plan_run(checked, opened, circumstances)
+        planned = plan_run(checked, opened, circumstances)
         if measure:
-            found["measured"] = measure_stages(checked, opened)
+            planned["measured"] = measure_stages(checked, opened)
     if json:
-        report(found)
+        report(planned)
         return
-    show(found)
+    show(planned)
 
 
-def show(found: dict[str, Any]) -> None:
-    """The plan for a person."""
-    name = "this CPU" if found["device"]["name"] == "cpu" else found["device"]["name"]
-    network = f", {found['hosts']} hosts at {found['network_bandwidth'] / 1e9:.3g} GB/s"
+def show(planned: dict[str, Any]) -> None:
+    """The plan as text."""
+    name = "this CPU" if planned["device"]["name"] == "cpu" else planned["device"]["name"]
+    network = f", {planned['hosts']} hosts at {planned['network_bandwidth'] / 1e9:.3g} GB/s"
     say(
-        f"{styled('plan', 'bold')}: {found['ranks']} x {name} ({found['device']['source']}), "
-        f"{found['strategy']}, {found['precision']}{network if found['hosts'] > 1 else ''}"
+        f"{styled('plan', 'bold')}: {planned['ranks']} x {name} ({planned['device']['source']}), "
+        f"{planned['strategy']}, {planned['precision']}{network if planned['hosts'] > 1 else ''}"
     )
-    for number, stage in enumerate(found["stages"]):
+    for number, stage in enumerate(planned["stages"]):
         say(f"\n{styled(f'stage {number}: ' + stage['type'], 'bold')}")
         say(table(_stage_rows(stage)))
     say(f"\n{styled('run', 'bold')}")
-    say(table(_run_rows(found)))
-    for number, one in enumerate(found.get("measured", ())):
+    say(table(_run_rows(planned)))
+    for number, one in enumerate(planned.get("measured", ())):
         say(
             f"\nmeasured, stage {number}, one rank on this machine: {_seconds(one['step_seconds'])} of CPU time "
             "for a step"
@@ -132,10 +132,10 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("length", f"{stage['steps']:,} steps, about {_seconds(stage['seconds'])}")]
 
 
-def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    saves, failures = found["checkpoints"], found["failures"]
-    data = ", ".join(f"{name} {_bytes(size)}" for name, size in found["data_bytes"].items())
-    price = "" if found["price"] is None else f", price {found['price']:,.2f}"
+def _run_rows(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    saves, failures = planned["checkpoints"], planned["failures"]
+    data = ", ".join(f"{name} {_bytes(size)}" for name, size in planned["data_bytes"].items())
+    price = "" if planned["price"] is None else f", price {planned['price']:,.2f}"
     young, expected = "", "left out: no rate is known for this CPU; --failure-hours states one"
     if failures["hours_between"] is not None:
         young = f"Young's interval {saves['young_interval_steps']:,} steps, "
@@ -151,7 +151,7 @@ def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_seconds(saves['stops_seconds'])}; {young}the recipe's interval {saves['interval_steps']:,} steps",
         ),
         ("failures", expected),
-        ("time", f"about {_seconds(found['hours'] * 3600)}, {found['device_hours']:,.2f} device hours{price}"),
+        ("time", f"about {_seconds(planned['hours'] * 3600)}, {planned['device_hours']:,.2f} device hours{price}"),
     ]
 
 

@@ -108,13 +108,13 @@ def rollout(
         from ups.evaluation.figures import check_packages
 
         check_packages(film=film is not None)
-    found = find_bundle(bundle)
+    model_dir = find_bundle(bundle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BundleWarning)  # the result says it, too
-        simulator = Simulator.load(found, device=device)
+        simulator = Simulator.load(model_dir, device=device)
     spec = simulator.task(task)
     channel = _channel(spec, field)
-    start = _read_input(simulator, spec, _data(found, spec, source, problem), split, trajectory, start_frame)
+    start = _read_input(simulator, spec, _data(model_dir, spec, source, problem), split, trajectory, start_frame)
     start = _with_parameters(spec, start, parameter)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with ProgressLine(quiet=json) as line:
@@ -164,12 +164,12 @@ def _channel(spec: TaskSpec, field: str | None) -> int:
     return channels.index(field)
 
 
-def _with_parameters(spec: TaskSpec, start: _Input, given: list[str]) -> _Input:
+def _with_parameters(spec: TaskSpec, start: _Input, texts: list[str]) -> _Input:
     """The input with the parameters of the command line. Raises ConfigError where they contradict it."""
     import numpy as np
 
     known = dict(start.arguments.get("parameters") or {})
-    for text in given:
+    for text in texts:
         name, _, number = text.partition("=")
         try:
             value = float(number)
@@ -258,15 +258,15 @@ class _Input:
         if static is not None:
             return dict(zip(names, static, strict=True))
         axes = [axis.name for axis in spec.axes]
-        found = {}
+        fields = {}
         for field in spec.fields_of("static"):
             if dataset is None or field.name not in dataset or field.tensor_rank:
                 return {}
             values = dataset[field.name]
             for extra in set(values.dims) - set(axes):
                 values = values.isel({extra: 0})
-            found[field.name] = np.asarray(values.transpose(*axes).values)
-        return found
+            fields[field.name] = np.asarray(values.transpose(*axes).values)
+        return fields
 
 
 def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None) -> TaskConfig:
@@ -332,22 +332,22 @@ def _read_input(
     return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes, split)
 
 
-def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
+def _time_stride(spec: TaskSpec, stored: TaskSpec, source: str) -> int:
     """How many frames of the input make one step of the simulator. Raises DataError if the input is another problem."""
     pairs = [
-        ("steady", spec.steady, found.steady),
-        ("fields", spec.fields, found.fields),
-        ("boundaries", [(a.name, a.boundary) for a in spec.axes], [(a.name, a.boundary) for a in found.axes]),
+        ("steady", spec.steady, stored.steady),
+        ("fields", spec.fields, stored.fields),
+        ("boundaries", [(a.name, a.boundary) for a in spec.axes], [(a.name, a.boundary) for a in stored.axes]),
     ]
-    for what, trained, given in pairs:
-        if trained != given:
+    for what, trained, present in pairs:
+        if trained != present:
             raise DataError(f"'{source}' is another problem than task '{spec.name}': it has other {what}")
-    if spec.dt_range is not None and spec.dt_range[0] <= found.dt <= spec.dt_range[1]:
+    if spec.dt_range is not None and spec.dt_range[0] <= stored.dt <= spec.dt_range[1]:
         return 1
-    stride = 1 if spec.steady else round(spec.dt / found.dt)
-    if not spec.steady and (stride < 1 or abs(stride * found.dt - spec.dt) > 1e-3 * spec.dt):
+    stride = 1 if spec.steady else round(spec.dt / stored.dt)
+    if not spec.steady and (stride < 1 or abs(stride * stored.dt - spec.dt) > 1e-3 * spec.dt):
         raise DataError(
-            f"frames of '{source}' are {found.dt:g} apart in time; task '{spec.name}' was trained with a time step of "
+            f"frames of '{source}' are {stored.dt:g} apart in time; task '{spec.name}' was trained with a time step of "
             f"{spec.dt:g}, which is no multiple of it"
         )
     return stride
@@ -357,15 +357,15 @@ def _read_netcdf(spec: TaskSpec, source: str, trajectory: int, start_frame: int 
     """Fields to start from; of several frames those up to `start_frame`, by default all."""
     from ups.formats.hdf5 import read_netcdf
 
-    found = read_netcdf(source)
-    dataset, num_frames = found.dataset, found.dataset.sizes.get("time", 1)
+    netcdf = read_netcdf(source)
+    dataset, num_frames = netcdf.dataset, netcdf.dataset.sizes.get("time", 1)
     if trajectory:
         raise DataError(f"'{source}' has no trajectories with numbers", hint="leave --trajectory out")
     if start_frame is not None and not 0 <= start_frame < num_frames:
         raise DataError(f"'{source}' has {num_frames} frames, and so no frame {start_frame}")
     if start_frame is not None and "time" in dataset.dims:
         dataset = dataset.isel(time=slice(0, start_frame + 1))
-    notes = [f"not read from '{Path(source).name}': {text}" for text in found.left_out]
+    notes = [f"not read from '{Path(source).name}': {text}" for text in netcdf.left_out]
     if start_frame is None and num_frames > 1 and not spec.steady:
         notes.append(f"the rollout starts from the last of {num_frames} frames; --start-frame chooses another")
     bare = [axis.name for axis in spec.axes if axis.name not in dataset.coords]
@@ -398,8 +398,8 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     prediction = np.concatenate(parts, axis=1).astype(np.float64)
     truth = None
     if start.truth is not None:
-        kept = start.truth if spec.steady else start.truth[every - 1 :: every]
-        truth = kept[: len(prediction)].astype(np.float64) if len(kept) >= len(prediction) else None
+        frames = start.truth if spec.steady else start.truth[every - 1 :: every]
+        truth = frames[: len(prediction)].astype(np.float64) if len(frames) >= len(prediction) else None
     first = 0.0 if spec.steady else float(result["time"][0])
     diverged_at = _diverged_at(result)[0]
     first_bad = None if diverged_at is None else -(-diverged_at // every) - 1
@@ -436,13 +436,13 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
     truth, whole = frames(example.truth), frames(start.truth)
     predictions = {"model": frames(example.prediction)}
     if start.given is not None:
-        given = frames(start.given)
-        whole = torch.cat([given, whole], dim=1)
-        predictions["persistence"] = given[:, -1:].expand_as(truth)
+        context = frames(start.given)
+        whole = torch.cat([context, whole], dim=1)
+        predictions["persistence"] = context[:, -1:].expand_as(truth)
     if start.mean is not None and start.mean.shape == example.truth.shape[1:]:
         predictions["training mean"] = torch.from_numpy(start.mean).double().expand_as(truth)
-    found = point_weights(example.task.axes, example.coordinates)
-    weights = None if found is None else torch.from_numpy(found)
+    per_point = point_weights(example.task.axes, example.coordinates)
+    weights = None if per_point is None else torch.from_numpy(per_point)
     scale = trajectory_rms(whole, weights)
     return {name: float(trmse(p, truth, scale, weights).mean()) for name, p in predictions.items()}
 

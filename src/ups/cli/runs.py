@@ -139,13 +139,13 @@ def clean(
     json: JsonOption = False,
 ) -> None:
     """Say which runs have ended without a bundle, and remove them with --yes. Never one with a tag, or one alive."""
-    found = candidates(directory, completed=completed)
-    chosen = [one for one in found if not one.kept]
+    runs = candidates(directory, completed=completed)
+    chosen = [one for one in runs if not one.kept]
     failed: dict[Path, str] = {}
     for one in chosen if yes else ():
         try:
             remove_run(str(one.path))
-        except UpsError as error:  # somebody has started or promoted it since
+        except UpsError as error:  # it was started or promoted since
             failed[one.path] = error.message
     removed = [one for one in chosen if yes and one.path not in failed]
     if json:
@@ -153,7 +153,7 @@ def clean(
             {
                 "removed": [str(one.path) for one in removed],
                 "not_removed": {str(path): reason for path, reason in failed.items()},
-                "runs": [one.to_json() for one in found],
+                "runs": [one.to_json() for one in runs],
             }
         )
     elif not chosen:
@@ -161,8 +161,8 @@ def clean(
     else:
         head = "removed" if yes else "would remove"
         rows = [[failed.get(one.path, head), one.path.name, one.state, size_text(one.num_bytes)] for one in chosen]
-        kept = [["kept", one.path.name, one.state, one.kept] for one in found if one.kept]
-        say(table([*rows, *kept]))
+        kept_rows = [["kept", one.path.name, one.state, one.kept] for one in runs if one.kept]
+        say(table([*rows, *kept_rows]))
         total = size_text(sum(one.num_bytes for one in (removed if yes else chosen)))
         say(f"{counted(len(removed if yes else chosen), 'run')}, {total}" + ("" if yes else "; remove with --yes"))
     if failed:
@@ -179,12 +179,12 @@ def page(
 ) -> None:
     """Write one HTML page about all runs of a directory: verdicts, gates, scores, small loss curves."""
     path = output or directory / "index.html"
-    found = cards(directory, path.parent)
-    if not found:
+    rows = cards(directory, path.parent)
+    if not rows:
         raise ConfigError(f"there is no run under {directory}/", hint="start one with: ups run RECIPE")
-    write_file_atomically(path, overview_page(found, f"Runs in {directory}", time.time()).encode())
+    write_file_atomically(path, overview_page(rows, f"Runs in {directory}", time.time()).encode())
     if json:
-        report({"page": str(path), "runs": len(found)})
+        report({"page": str(path), "runs": len(rows)})
     else:
         say(f"wrote {path}")
 

@@ -113,9 +113,9 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: Ho
     if not json:
         shown = Printed(say, styled, f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE")
         return train_resolved(resolved, run_dir, ranks, shown, host_info)
-    kept = Quiet()
-    code = train_resolved(resolved, run_dir, ranks, kept, host_info)
-    report(_facts(run_dir, code, kept.results, nothing_to_do=kept.nothing_to_do))
+    progress = Quiet()
+    code = train_resolved(resolved, run_dir, ranks, progress, host_info)
+    report(_facts(run_dir, code, progress.results, nothing_to_do=progress.nothing_to_do))
     return code
 
 

@@ -1,4 +1,4 @@
-"""What a person says about data of their own: `task.yaml`, next to a file, in a recipe, or given to a command.
+"""The description of a user's data: `task.yaml`, next to a file, in a recipe, or given to a command.
 
 The fields are those of a task (`ups.spec.task.TaskSpec`), plus where each of them is found in the file. What is said
 here is taken as it is, over anything that a file seems to say. Reading the file is left to `ups.formats.described`.
@@ -269,9 +269,9 @@ def description_next_to(paths: Iterable[str | os.PathLike[str]]) -> str | None:
         folder, name = os.path.split(os.path.abspath(os.fspath(path)))
         stem = name.split(".")[0] if not name.startswith(".") else name
         for candidate in (f"{os.path.splitext(name)[0]}.task.yaml", f"{stem}.task.yaml", "task.yaml"):
-            found = os.path.join(folder, candidate)
-            if os.path.isfile(found):
-                return found
+            file = os.path.join(folder, candidate)
+            if os.path.isfile(file):
+                return file
     return None
 
 
@@ -318,8 +318,8 @@ class SourceConfig(Section):
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
         # By value: a stored recipe has every setting, those of other types with their defaults.
-        given = self.model_dump(exclude_defaults=True, exclude={"type"}).keys()
-        if foreign := given - SETTINGS[self.type]:
+        settings = self.model_dump(exclude_defaults=True, exclude={"type"}).keys()
+        if foreign := settings - SETTINGS[self.type]:
             raise ValueError(f"'{sorted(foreign)[0]}' has no meaning for a source of type '{self.type}'")
         if self.type == "import" and not self.files:
             raise ValueError("a source of type 'import' needs files")

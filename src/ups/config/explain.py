@@ -83,14 +83,14 @@ def explain(
     origins: Mapping[FieldPath, Origin],
 ) -> list[ConfigError]:
     """One readable error per mistake, in the order in which they stand in the recipe."""
-    found: dict[FieldPath, list[ErrorDetails]] = {}
+    grouped: dict[FieldPath, list[ErrorDetails]] = {}
     for error in errors:
-        found.setdefault(_real_path(error, data), []).append(error)
+        grouped.setdefault(_real_path(error, data), []).append(error)
     explainer = _Explainer(schema, data, origins)
     reported: list[tuple[Origin, ConfigError]] = []
-    for path, group in found.items():
+    for path, group in grouped.items():
         # `str | list[str]` complains once as text and once per entry: the entry is what the person got wrong.
-        if any(other[: len(path)] == path and len(other) > len(path) and _is_union(group) for other in found):
+        if any(other[: len(path)] == path and len(other) > len(path) and _is_union(group) for other in grouped):
             continue
         reported.append(explainer.describe(path, group))
     files = {origin.file: number for number, origin in enumerate(origins.values())}
@@ -176,10 +176,10 @@ class _Explainer:
             return what, f"it belongs to type {one_of(_types(of_another[:1]))}"
         if near := _nearest(name, names):
             return what, near
-        places = places_of(self.schema)
-        close = difflib.get_close_matches(name, places, n=1, cutoff=0.8)
+        paths = places_of(self.schema)
+        close = difflib.get_close_matches(name, paths, n=1, cutoff=0.8)
         if close:
-            return what, f"did you mean {places[close[0]]}?"
+            return what, f"did you mean {paths[close[0]]}?"
         return what, f"known here: {', '.join(names)}"
 
     def _own_words(self, path: FieldPath, message: str) -> tuple[Origin, ConfigError]:
@@ -352,11 +352,11 @@ def field_at(schema: type[Section], data: Value, path: FieldPath) -> FieldInfo |
 
 def places_of(schema: type[Section], prefix: str = "") -> dict[str, str]:
     """For each field name of the schema, the first path that ends in it; lists are written as `stages.0`."""
-    places: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for name, field in schema.model_fields.items():
         here = f"{prefix}{name}"
-        places.setdefault(name, here)
+        paths.setdefault(name, here)
         index = ".0" if get_origin(field.annotation) is list else ""
         for kind in sections_in(field.annotation):
-            places = places_of(kind, f"{here}{index}.") | places
-    return places
+            paths = places_of(kind, f"{here}{index}.") | paths
+    return paths

@@ -31,8 +31,8 @@ def changes_between(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 def learned(recipe: Recipe) -> dict[str, Value]:
     """The fields of a recipe that decide what a run learns, as plain values."""
-    found: dict[str, Value] = _learned(recipe, recipe.model_dump(mode="json"))
-    return found
+    values: dict[str, Value] = _learned(recipe, recipe.model_dump(mode="json"))
+    return values
 
 
 def recipe_identity(recipe: Recipe) -> str:
@@ -76,7 +76,7 @@ def _learned(value: Any, plain: Any, *, brief: bool = False) -> Any:
         return [_learned(item, other, brief=brief) for item, other in zip(value, plain, strict=True)]
     if not isinstance(value, Section):
         return plain
-    found = {}
+    values = {}
     for name, field in type(value).model_fields.items():
         if may_change(field):
             continue
@@ -84,7 +84,7 @@ def _learned(value: Any, plain: Any, *, brief: bool = False) -> Any:
         said = _learned(part, plain[name], brief=brief)
         default = said == {} if isinstance(part, Section) else part == field.get_default(call_default_factory=True)
         if not brief:
-            found[name] = said
+            values[name] = said
         elif name == "type" or not default:
-            found[former_name(field) or name] = said
-    return found
+            values[former_name(field) or name] = said
+    return values

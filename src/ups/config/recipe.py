@@ -102,7 +102,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def dump_brief_recipe(recipe: Recipe) -> str:
-    """The canonical YAML without fields that are empty and that nobody has set: the same recipe in less text."""
+    """The canonical YAML without fields that are empty and were not set: the same recipe in less text."""
     return dump(_without_empty(plain_data(recipe), recipe.model_dump(mode="json", exclude_defaults=True)))
 
 
@@ -114,8 +114,8 @@ def _without_empty(value: Value, changed: Value) -> Any:
     if not isinstance(value, dict):
         return value
     names = changed if isinstance(changed, dict) else {}
-    kept = {name: item for name, item in value.items() if name in names or (item is not None and item not in ([], {}))}
-    return {name: _without_empty(item, names.get(name)) for name, item in kept.items()}
+    items = {name: item for name, item in value.items() if name in names or (item is not None and item not in ([], {}))}
+    return {name: _without_empty(item, names.get(name)) for name, item in items.items()}
 
 
 def plain_data(recipe: Recipe) -> dict[str, Value]:
@@ -140,10 +140,10 @@ def text_hash(text: str) -> str:
 
 
 def recipe_file(path: str | os.PathLike[str]) -> Path:
-    """The recipe a person means: a file, the resolved one of a run directory, or that of `ups init`."""
-    given = Path(path)
-    inside = (given / name for name in (CONFIG_NAME, "recipe.yaml"))
-    return next((file for file in inside if file.is_file()), given)
+    """The recipe that a path means: a file, the resolved one of a run directory, or that of `ups init`."""
+    named = Path(path)
+    inside = (named / name for name in (CONFIG_NAME, "recipe.yaml"))
+    return next((file for file in inside if file.is_file()), named)
 
 
 @dataclass
@@ -224,8 +224,8 @@ def _a(value: Value) -> str:
 def _include_names(document: Document) -> list[str]:
     if "include" not in document.value:
         return []
-    given = document.value["include"]
-    names = given if isinstance(given, list) else [given]
+    include = document.value["include"]
+    names = include if isinstance(include, list) else [include]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(
             f"{document.origins[('include',)]}: include: expected a file name or a list of file names",
@@ -264,7 +264,7 @@ def apply_override(document: Document, override: str) -> None:
         raise ConfigError(f"{where}: expected field=value", hint="for example --set engine.precision=bfloat16")
     if parts[0] == "include":
         raise ConfigError(f"{where}: 'include' cannot be set", hint="write it into the recipe")
-    given = parse(text, where, first_line=0)
+    parsed = parse(text, where, first_line=0)
     here: Any = document.value
     path: FieldPath = ()
     for part in parts[:-1]:
@@ -277,8 +277,8 @@ def apply_override(document: Document, override: str) -> None:
     key = _key_in(here, path, parts[-1], where)
     path = (*path, key)
     _forget(document.origins, here.get(key) if isinstance(here, dict) else here[key], path)
-    here[key] = given.value
-    document.origins.update(dict.fromkeys(paths_in(given.value, path), _SET))
+    here[key] = parsed.value
+    document.origins.update(dict.fromkeys(paths_in(parsed.value, path), _SET))
     use_present_names(document, warn=True)
 
 

@@ -77,7 +77,7 @@ class GateCondition(Section):
         return self
 
     def words(self) -> str:
-        """The condition as a person says it: 'one_step_trmse at most 0.5 times persistence'."""
+        """The condition in words: 'one_step_trmse at most 0.5 times persistence'."""
         limit = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
         other = {None: "", BEST: " times the best reference"}.get(self.relative_to, f" times {self.relative_to}")
         return f"{self.metric} {limit}{other}"
@@ -362,9 +362,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _only_fsdp_has_shards(self) -> Self:
-        given = [name for name in ("shard_ranks", "offload") if getattr(self, name)]
-        if given and self.strategy != "fsdp":
-            raise ValueError(f"{given[0]} is about the shards of strategy 'fsdp', and strategy is '{self.strategy}'")
+        settings = [name for name in ("shard_ranks", "offload") if getattr(self, name)]
+        if settings and self.strategy != "fsdp":
+            raise ValueError(f"{settings[0]} is about the shards of strategy 'fsdp', and strategy is '{self.strategy}'")
         return self
 
 
@@ -505,14 +505,14 @@ class Recipe(Section):
     def network_configs(self) -> dict[str, ModelConfig]:
         """The settings of every network that the stages need, by name; the one that makes the step is `operator`."""
         needed = {name for stage in self.stages for name in stage.networks}
-        found = {"operator": self.model}
+        configs = {"operator": self.model}
         if "flow" in needed:
-            found["flow"] = self.networks.flow or self.model
+            configs["flow"] = self.networks.flow or self.model
         if self.networks.steady is not None:
-            found["steady"] = self.networks.steady
+            configs["steady"] = self.networks.steady
         if "student" in needed:
-            found["student"] = self.networks.student or found["flow"]
-        return found
+            configs["student"] = self.networks.student or configs["flow"]
+        return configs
 
     def data_of(self, index: int) -> DataConfig:
         """What stage `index` trains on: its tasks in the order of `data`, with its blocks."""

@@ -154,13 +154,13 @@ class PartSection(Section):
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
         """The settings of every part of this kind that can be imported, by name; the default comes first."""
-        found = {}
+        kinds = {}
         for name in sorted(cls.registry.names(), key=lambda name: name != cls.default_type):
             try:
-                found[name] = cls.settings_of(name)
+                kinds[name] = cls.settings_of(name)
             except PluginError:  # a broken plugin fails only recipes that use it
                 continue
-        return found
+        return kinds
 
     @classmethod
     def settings_of(cls, name: str) -> type[Self]:

@@ -90,16 +90,16 @@ def cells(axes: Sequence[Axis], name: str, run_dir: Path, mirror: str | None, *,
     for number, points in enumerate(itertools.product(*axes) if axes else ()):
         texts = {field: text for point in points for field, text in point.items()}
         end = str(number) if numbered else "-".join(f"{_short(field, fields)}_{_safe(texts[field])}" for field in texts)
-        own, place = _bounded(f"{name}-{end}"), run_dir.with_name(_bounded(f"{run_dir.name}-{end}"))
+        own, own_dir = _bounded(f"{name}-{end}"), run_dir.with_name(_bounded(f"{run_dir.name}-{end}"))
         if own in runs:
             raise ConfigError(f"two runs of the sweep have the same values: {own}", hint="give each value once")
         # A section before the fields in it, which would be lost.
         changes = dict(sorted(texts.items(), key=lambda item: item[0].count(".")))
         if mirror and not {"checkpoint", "checkpoint.mirror"} & changes.keys():
             changes["checkpoint.mirror"] = shown_value(f"{mirror.rstrip('/')}/{own}")
-        changes |= {"run.name": shown_value(own), "run.dir": shown_value(str(place))}
+        changes |= {"run.name": shown_value(own), "run.dir": shown_value(str(own_dir))}
         values = {field: parse(text, field, first_line=0).value for field, text in texts.items()}
-        runs[own] = Cell(own, place, values, [f"{field}={text}" for field, text in changes.items()])
+        runs[own] = Cell(own, own_dir, values, [f"{field}={text}" for field, text in changes.items()])
     return list(runs.values())
 
 

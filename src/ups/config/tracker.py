@@ -74,8 +74,8 @@ class WandbConfig(TrackerConfig):
 
 def by_name(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerConfig]:
     """The trackers of a recipe by the name under which a run knows them: the type, with a number if it comes twice."""
-    found: dict[str, TrackerConfig] = {}
+    named: dict[str, TrackerConfig] = {}
     for tracker in trackers:
-        same = sum(other.type == tracker.type for other in found.values())
-        found[f"{tracker.type}-{same}" if same else tracker.type] = tracker
-    return found
+        same = sum(other.type == tracker.type for other in named.values())
+        named[f"{tracker.type}-{same}" if same else tracker.type] = tracker
+    return named

@@ -244,7 +244,7 @@ class _Builder:
 
 
 def _plain_words(problem: str) -> tuple[str, str]:
-    """The parser's complaint for a person: what is wrong, what to do. Both of PyYAML's parsers are covered."""
+    """The parser's complaint in plain words: what is wrong, what to do. Both of PyYAML's parsers are covered."""
     if "mapping values are not allowed" in problem:
         return "a ':' where only a value can stand", "put the value in quotes, or add the ':' missing in the line above"
     if "could not find expected ':'" in problem or "did not find expected key" in problem:

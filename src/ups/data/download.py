@@ -176,7 +176,7 @@ class Fetch:
             raise TryAgainError(f"the connection ended after {position} of {note.total} bytes")
 
     def _opened(self) -> IO[bytes]:
-        """The partial file for writing, and nothing else that has its name: a link would lead to somebody's file."""
+        """The partial file for writing, and nothing else that has its name: a link would lead to a foreign file."""
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(self.partial, flags, 0o666)
@@ -512,9 +512,9 @@ def check_size(path: Path) -> str:
         return "it is no HDF5 file"
     version = data[8]
     # Where the address of the end stands: after those of the base and of the free space (0, 1) or extension (2, 3).
-    place = {0: 40, 1: 44, 2: 28, 3: 28}.get(version)
+    offset = {0: 40, 1: 44, 2: 28, 3: 28}.get(version)
     offsets = data[13] if version < 2 else data[9]
-    if place is None or offsets != 8:
+    if offset is None or offsets != 8:
         return ""  # not a header that is read here; whoever opens the file judges
-    end = int.from_bytes(data[place : place + 8], "little")
+    end = int.from_bytes(data[offset : offset + 8], "little")
     return f"it says that it has {end} bytes, and {size} came" if end > size else ""

@@ -208,7 +208,7 @@ def _remote_size(url: str, stop: threading.Event) -> int | None:
 
 
 def _check_present(file: RemoteFile, target: Path, size: int, stop: threading.Event) -> None:
-    """Raise DataError if a file that somebody put there is not the published one, as far as that can be known."""
+    """Raise DataError if a file that was already there is not the published one, as far as that can be known."""
     problem = check_size(target)
     if not problem and file.md5:
         problem = "" if md5_of(target, stop) == file.md5 else f"its MD5 is not {file.md5}"

@@ -62,7 +62,7 @@ MAX_COLUMNS = 16
 FEW_TRAJECTORIES = 10
 WANTED_PIECES = 20
 LEAST_PIECE = 8
-# What a reader assumes that a person who looks at the guesses should know.
+# What a reader assumes that the user who looks at the guesses should know.
 _TOLD = ("the .npy files", "arrays", "attributes", "not read", "dt is", "extent of")
 
 
@@ -70,7 +70,7 @@ _TOLD = ("the .npy files", "arrays", "attributes", "not read", "dt is", "extent 
 class Guess:
     """description: validated. reasons: path in the description -> why. sure: paths that the file itself says.
 
-    notes: sentences for the person. uncertain: paths that a person has to look at first. num_not_finite: of the sample.
+    notes: sentences for the user. uncertain: paths that the user has to look at first. num_not_finite: of the sample.
     """
 
     description: TaskDescription
@@ -91,7 +91,7 @@ class _Number:
 
 
 def guess_description(containers: Sequence[Container], name: str, dims: Sequence[str] = ()) -> Guess:
-    """What a file seems to hold; dims: what the dimensions are, where a person says so.
+    """What a file seems to hold; dims: what the dimensions are, where the user says so.
 
     Raises DataError if it has no array that could be a field.
     """
@@ -100,7 +100,7 @@ def guess_description(containers: Sequence[Container], name: str, dims: Sequence
 
 class _Guesser:
     def __init__(self, containers: Sequence[Container], name: str, dims: tuple[str, ...]) -> None:
-        self.containers, self.container, self.name, self.given = containers, containers[0], name, dims
+        self.containers, self.container, self.name, self.dim_names = containers, containers[0], name, dims
         self.reasons: dict[str, str] = {}
         self.sure: set[str] = set()
         self.notes: list[str] = []
@@ -113,12 +113,12 @@ class _Guesser:
         self.values: dict[str, Any] = {"name": name}
 
     def guess(self) -> Guess:
-        if not self.given:
+        if not self.dim_names:
             refuse_mesh(self.container)
             refuse_meshgrid(self.container)
         main = self._main()
-        dims = given_dims(self.container, main, self.given) if self.given else guess_dims(self.container, main)
-        if not self.given:
+        dims = given_dims(self.container, main, self.dim_names) if self.dim_names else guess_dims(self.container, main)
+        if not self.dim_names:
             refuse_scattered(self.container, main, dims)
         names = self._axes(main, dims)
         count = main.shape[dims.role.index(TRAJECTORY)] if TRAJECTORY in dims.role else 1
@@ -161,7 +161,7 @@ class _Guesser:
                 hint="; ".join(self.container.left_out[:3])
                 or "a field needs at least time and one axis of space: (trajectory, time, x)",
             )
-        arrays = [v for v in arrays if len(v.shape) == len(self.given)] or arrays
+        arrays = [v for v in arrays if len(v.shape) == len(self.dim_names)] or arrays
         rank = max(len(v.shape) for v in arrays if v.size * 8 >= max(a.size for a in arrays))
         largest = max((v for v in arrays if len(v.shape) == rank), key=lambda v: v.size)
         if rank > 6:
@@ -171,17 +171,17 @@ class _Guesser:
 
     def _axes(self, main: Variable, dims: Dims) -> dict[int, str]:
         """Dimension of the main array -> name of the axis."""
-        places = [i for i, role in enumerate(dims.role) if role == "space"]
-        if not 1 <= len(places) <= 3:
+        indices = [i for i, role in enumerate(dims.role) if role == "space"]
+        if not 1 <= len(indices) <= 3:
             shown = ", ".join(f"{n}: {role}" for n, role in zip(main.shape, dims.role, strict=True))
             raise DataError(
-                f"{self.container.path}: array '{main.name}' would have {len(places)} axes of space ({shown})",
+                f"{self.container.path}: array '{main.name}' would have {len(indices)} axes of space ({shown})",
                 hint="describe it by a task.yaml (docs/own-data.md): dims says what each dimension is",
             )
-        called = [dims.called[i] for i in places] if dims.called else []
-        called = called or axis_names([dims.coordinate[i] or main.dims[i] for i in places])
-        names = dict(zip(places, called, strict=True))
-        order = sorted(places, key=lambda i: SPACES.get(names[i], 9)) if all(n in SPACES for n in called) else places
+        called = [dims.called[i] for i in indices] if dims.called else []
+        called = called or axis_names([dims.coordinate[i] or main.dims[i] for i in indices])
+        names = dict(zip(indices, called, strict=True))
+        order = sorted(indices, key=lambda i: SPACES.get(names[i], 9)) if all(n in SPACES for n in called) else indices
         axes: list[dict[str, Any]] = []
         for number, i in enumerate(order):
             axis: dict[str, Any] = {"name": names[i]}
@@ -317,7 +317,7 @@ class _Guesser:
         return entries
 
     def _steady(self, fields: list[dict[str, Any]]) -> None:
-        if len(fields) < 2 and not self.given:
+        if len(fields) < 2 and not self.dim_names:
             raise DataError(
                 f"{self.container.label}: no dimension looks like time, and no field is given to predict "
                 f"'{fields[0]['name']}' from",
@@ -333,9 +333,9 @@ class _Guesser:
 
     def _times(self, main: Variable, dims: Dims, count: int) -> str:
         """The array of the times, or ''."""
-        place = dims.role.index(TIME)
-        frames = main.shape[place]
-        name = dims.coordinate[place]
+        index = dims.role.index(TIME)
+        frames = main.shape[index]
+        name = dims.coordinate[index]
         if not name:
             shapes = {(count, frames), (count, frames + 1), (1, frames)}
             candidates = [
@@ -381,9 +381,9 @@ class _Guesser:
         self._say("dt", "the file has no times and no time step: time is counted in frames", look=True)
 
     def _pieces(self, main: Variable, dims: Dims, count: int) -> None:
-        place = dims.role.index(TIME)
+        index = dims.role.index(TIME)
         known = [container.variables.get(main.name) for container in self.containers]
-        frames = min(v.shape[place] for v in known if v and len(v.shape) == len(main.shape))  # of the shortest file
+        frames = min(v.shape[index] for v in known if v and len(v.shape) == len(main.shape))  # of the shortest file
         if count >= FEW_TRAJECTORIES or frames * count < FEW_TRAJECTORIES * LEAST_PIECE:
             return
         piece = max(LEAST_PIECE, frames * count // WANTED_PIECES)
@@ -571,7 +571,7 @@ def description_page(guess: Guess, source: str) -> str:
     """The text of a task.yaml."""
     values = guess.description.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     for shown, axis in zip(values["axes"], guess.description.axes, strict=True):
-        shown["boundary"] = axis.boundary  # also where it is the default: a person may know better
+        shown["boundary"] = axis.boundary  # also where it is the default: the user may know better
     lines = [_HEAD.format(source=printable(source))]
     lines.append(f"name: {scalar_text(values['name'])}\n")
     for section in ("fields", "axes"):
@@ -596,7 +596,7 @@ def description_page(guess: Guess, source: str) -> str:
 
 
 def guess_lines(guess: Guess) -> list[tuple[str, str, str]]:
-    """(field, value, why) of each line that is a guess or of interest, for a person."""
+    """(field, value, why) of each line that is a guess or of interest."""
     values = guess.description.model_dump(mode="json")
     rows: list[tuple[str, str, str]] = []
     for path, why in guess.reasons.items():
@@ -634,8 +634,8 @@ def _value_text(value: Any) -> str:
 def _entries(guess: Guess, section: str, entries: list[dict[str, Any]]) -> list[str]:
     lines = []
     for number, entry in enumerate(entries):
-        for place, (name, value) in enumerate(entry.items()):
-            lead = "  - " if place == 0 else "    "
+        for index, (name, value) in enumerate(entry.items()):
+            lead = "  - " if index == 0 else "    "
             lines.append(lead + _line(guess, name, value, f"{section}.{number}.{name}"))
     return lines
 

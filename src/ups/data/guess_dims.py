@@ -92,7 +92,7 @@ LARGEST = float(np.finfo(np.float32).max)
 class Dims:
     """role: what each dimension is ('space' is not yet named); coordinate: the array that belongs to each, or ''.
 
-    seen: dimensions that only their values or their place tell apart. called: names that a person gave, or none.
+    seen: dimensions that only their values or their position tell apart. called: names that the user gave, or none.
     """
 
     role: list[str]
@@ -155,23 +155,23 @@ def guess_dims(container: Container, variable: Variable) -> Dims:
     return dims
 
 
-def given_dims(container: Container, variable: Variable, given: Sequence[str]) -> Dims:
-    """What a person says that each dimension is, with the coordinates that belong to it. Raises ConfigError."""
+def given_dims(container: Container, variable: Variable, names: Sequence[str]) -> Dims:
+    """What the user says that each dimension is, with the coordinates that belong to it. Raises ConfigError."""
     shape = variable.shape
-    if len(given) != len(shape):
+    if len(names) != len(shape):
         raise ConfigError(
-            f"array '{variable.name}' has {len(shape)} dimensions {shape}, and --dims names {len(given)}",
+            f"array '{variable.name}' has {len(shape)} dimensions {shape}, and --dims names {len(names)}",
             hint="name every dimension in the order of the array: trajectory, time, channel, component or an axis",
         )
-    odd = [name for name in given if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name) or given.count(name) > 1]
+    odd = [name for name in names if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name) or names.count(name) > 1]
     if odd:
         raise ConfigError(f"--dims: '{odd[0]}' is named twice, or no name", hint="for example --dims trajectory,time,x")
-    role = [name if name in (TRAJECTORY, TIME, CHANNEL, COMPONENT) else "space" for name in given]
-    result = Dims(role, [""] * len(shape), ["as you said"] * len(shape), called=tuple(given))
+    role = [name if name in (TRAJECTORY, TIME, CHANNEL, COMPONENT) else "space" for name in names]
+    result = Dims(role, [""] * len(shape), ["as you said"] * len(shape), called=tuple(names))
     vectors = _vectors(container, variable)
     # By the name that was given, by what its own name or unit says, by its length alone.
     for fits in (
-        lambda i, v: plain(v.name) == given[i].lower() or variable.dims[i] == v.name.split("/")[-1],
+        lambda i, v: plain(v.name) == names[i].lower() or variable.dims[i] == v.name.split("/")[-1],
         lambda i, v: _role_of_vector(v) == role[i],
         lambda i, v: not role_of_coordinate(v) and shape.count(v.size) == 1,
     ):
@@ -208,26 +208,26 @@ def _by_name(variable: Variable, vectors: Mapping[str, Variable], dims: Dims) ->
 
 def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[str, Variable], dims: Dims) -> None:
     """Arrays called as coordinates are, and as long as a dimension is."""
-    taken = set(dims.coordinate)
+    used = set(dims.coordinate)
     for wanted in (TIME, "space"):
-        names = [n for n in vectors if n not in taken and _role_of_vector(vectors[n]) == wanted]
+        names = [n for n in vectors if n not in used and _role_of_vector(vectors[n]) == wanted]
         names.sort(key=lambda n: (SPACES.get(plain(n), 9), n))
         for name in names:
             size = vectors[name].shape[0]
             lengths = (size, size - 1) if wanted == TIME else (size,)
-            places = [i for i, n in enumerate(variable.shape) if n in lengths and not dims.role[i]]
+            indices = [i for i, n in enumerate(variable.shape) if n in lengths and not dims.role[i]]
             rivals = [n for n in names if vectors[n].shape[0] == size and n not in dims.coordinate]
-            if len(places) > max(1, len(rivals)):
-                places = [i for i in places if dims.rough.get(i, 0) < UNRELATED] or places
-            if not places or (wanted == TIME and TIME in dims.role) or not rises(container, name):
+            if len(indices) > max(1, len(rivals)):
+                indices = [i for i in indices if dims.rough.get(i, 0) < UNRELATED] or indices
+            if not indices or (wanted == TIME and TIME in dims.role) or not rises(container, name):
                 continue
-            place = next((i for i in places if variable.shape[i] == size), places[0])
-            dims.role[place], dims.coordinate[place] = wanted, name
-            dims.why[place] = f"'{name}' has as many entries"
-            others = [str(i + 1) for i in places if i != place]
+            index = next((i for i in indices if variable.shape[i] == size), indices[0])
+            dims.role[index], dims.coordinate[index] = wanted, name
+            dims.why[index] = f"'{name}' has as many entries"
+            others = [str(i + 1) for i in indices if i != index]
             if others:
-                dims.seen.add(place)
-                dims.why[place] += f", and also fits dimension {' and '.join(others)}"
+                dims.seen.add(index)
+                dims.why[index] += f", and also fits dimension {' and '.join(others)}"
 
 
 def _role_of_vector(variable: Variable) -> str:
@@ -372,9 +372,9 @@ def labels_of(variable: Variable, main: Variable, labels: list[str]) -> list[str
     if variable.shape[:1] != main.shape[:1] or "" in by_size:
         # The same without time, or without trajectory and time, in the same order.
         for left in ({TIME}, {TRAJECTORY}, {TRAJECTORY, TIME}, {TIME, CHANNEL}, {CHANNEL}):
-            kept = [(n, label) for n, label in zip(main.shape, labels, strict=True) if label not in left]
-            if variable.shape == tuple(n for n, _ in kept):
-                return [label for _, label in kept]
+            pairs = [(n, label) for n, label in zip(main.shape, labels, strict=True) if label not in left]
+            if variable.shape == tuple(n for n, _ in pairs):
+                return [label for _, label in pairs]
     return by_size if "" not in by_size and len(set(by_size)) == len(by_size) else None
 
 

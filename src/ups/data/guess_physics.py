@@ -99,21 +99,21 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
             return BoundaryGuess("periodic", why, repeated_end=True, unsure=True)
         return BoundaryGuess("periodic", why, repeated_end=True)
     seams = [_seam(v) for v in channels]
-    told = max(seams, key=lambda seam: seam.by_largest).words
+    seam = max(seams, key=lambda seam: seam.by_largest).words
     larger = max(seam.by_largest for seam in seams) >= LARGEST_SEAM
     if max(seam.by_median for seam in seams) < SEAM:
-        return BoundaryGuess("periodic", told, unsure=larger)
+        return BoundaryGuess("periodic", seam, unsure=larger)
     fixed = [max(_fixed(v), _fixed(v[..., ::-1])) for v in channels]
     flat = [max(_flat(v), _flat(v[..., ::-1])) for v in channels]
     if all(f < FIXED for f in fixed):
-        return BoundaryGuess("dirichlet", f"{told}, and the values at the ends stay as they are")
+        return BoundaryGuess("dirichlet", f"{seam}, and the values at the ends stay constant")
     if all(f < FLAT for f in flat):
-        return BoundaryGuess("neumann", f"{told}, and the fields are flat at the ends")
+        return BoundaryGuess("neumann", f"{seam}, and the fields are flat at the ends")
     if all(a < FIXED or b < FLAT for a, b in zip(fixed, flat, strict=True)):
-        return BoundaryGuess("wall", f"{told}; some fields are flat at the ends, others stay as they are")
+        return BoundaryGuess("wall", f"{seam}; some fields are flat at the ends, others stay constant")
     if not larger:
-        return BoundaryGuess("periodic", f"{told}, but larger than most", unsure=True)
-    return BoundaryGuess("unknown", f"{told}: not periodic, and neither fixed nor flat")
+        return BoundaryGuess("periodic", f"{seam}, but larger than most", unsure=True)
+    return BoundaryGuess("unknown", f"{seam}: not periodic, and neither fixed nor flat")
 
 
 def guess_conserved(sample: Sample) -> dict[int, float]:

@@ -86,7 +86,7 @@ def make_card(reader: Reader, paths: list[str], *, format: str = "auto") -> dict
 
 
 def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
-    """The card as rows of (label, text) for a person."""
+    """The card as rows of (label, text)."""
     rows = [("task", card["task"] + (f": {card['equation']}" if card["equation"] else ", equation not known"))]
     rows.append(("path", ", ".join(card["paths"][:3]) + (" ..." if len(card["paths"]) > 3 else "")))
     rows.append(("format", card["format"] + (f", {card['storage']}" if "storage" in card else "")))

@@ -235,7 +235,7 @@ def open_cache(
     document, manifest = read_document(root)
     try:
         key = CacheKey.model_validate(document["key"])
-        places = {
+        layouts = {
             str(name): (tuple(map(int, entry["shape"])), int(entry["per_file"]))
             for name, entry in document["tasks"].items()
         }
@@ -246,7 +246,7 @@ def open_cache(
         raise DataError(f"latent cache {root} {problem}", hint=f"{_AGAIN}, or name another cache")
     tasks = []
     for reader in readers:
-        shape, per_file = places[reader.task.name]
+        shape, per_file = layouts[reader.task.name]
         tasks.append(TaskLatents.of(reader, wanted.context_frames, shape, key.dtype, per_file))
     return LatentCache(str(root), key.dtype, wanted.context_frames, tuple(tasks), manifest, with_fields)
 
@@ -334,7 +334,7 @@ class CacheWriter:
             what = "is another cache than the one asked for"
         except DataError as error:
             what = f"is in the way: {error.message}"
-        # Only a whole cache is replaced: anything else may be something that nobody wants to lose.
+        # Only a whole cache is replaced: anything else may be valuable.
         if not ((self.root / CACHE_NAME).is_file() and is_committed(self.root)):
             raise ConfigError(f"{self.root} {what}", hint="choose another --out, or remove it yourself")
         if not overwrite:
@@ -361,16 +361,16 @@ class CacheWriter:
         """Raises DiskFullError if what is left to write does not fit: before the work, not in the middle of it."""
         there = sum(self._size(job) for job in self._jobs() if self._is_there(job))
         needed = self.num_bytes - there
-        place = self.root.parent
-        free = shutil.disk_usage(place).free
+        folder = self.root.parent
+        free = shutil.disk_usage(folder).free
         kind = "disk"
-        if _file_system(place) in _IN_MEMORY:
+        if _file_system(folder) in _IN_MEMORY:
             kind, free = "RAM disk", min(free, _available_memory())
         if needed > free:
             if not there:
                 shutil.rmtree(self.partial, ignore_errors=True)
             raise DiskFullError(
-                f"{place} ({kind}) has {free / 1e9:.2f} GB free, and {needed / 1e9:.2f} GB are needed",
+                f"{folder} ({kind}) has {free / 1e9:.2f} GB free, and {needed / 1e9:.2f} GB are needed",
                 hint="choose another --out, or a --dtype of half the size",
             )
 
@@ -453,11 +453,11 @@ def _parameters(reader: Reader) -> Float32:
     return np.stack(rows).astype("<f4")
 
 
-def _file_system(place: Path) -> str:
-    """The type of the file system of a directory, '' where nobody says."""
+def _file_system(folder: Path) -> str:
+    """The type of the file system of a directory, '' where it is unknown."""
     best, kind = -1, ""
     with contextlib.suppress(OSError):
-        where = place.resolve()
+        where = folder.resolve()
         for line in Path("/proc/mounts").read_text().splitlines():
             fields = line.split()
             mount = Path(fields[1].replace("\\040", " "))

@@ -126,7 +126,7 @@ def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
 def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> Statistics | None:
     """What `ensure_statistics` stored for this reader; None, with a warning, if there are only others."""
     identity = reader.identity()
-    for file in _places(path):
+    for file in _files_of(path):
         if not file.exists():
             continue
         problem, entry = "they are of other data or other strides", _read_entries(file).get(identity)
@@ -158,7 +158,7 @@ def ensure_statistics(
         return known
     logger.info("computing statistics of task '%s'", reader.task.name)
     statistics = compute_statistics(reader, progress)
-    for file in _places(path):
+    for file in _files_of(path):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             _store(file, statistics)
@@ -180,8 +180,8 @@ def _sample(reader: Reader, total: int, max_bytes: int) -> Sequence[int]:
 
 def _trajectory_bytes(reader: Reader) -> int:
     task, points = reader.task, int(np.prod(reader.space))
-    given = task.num_channels("static") + task.num_channels("target")
-    return 4 * points * (reader.num_frames * task.num_channels("state") + given)
+    num_fixed = task.num_channels("static") + task.num_channels("target")
+    return 4 * points * (reader.num_frames * task.num_channels("state") + num_fixed)
 
 
 def _blocks(reader: Reader, chosen: Sequence[int]) -> Iterator[tuple[Sequence[int], WindowBlock, int]]:
@@ -223,8 +223,8 @@ def _located(
         for frame, values in enumerate(block.state[i]):
             if not np.isfinite(values).all():
                 return DataError(f"{where}, frame {first_frame + frame} has a value that is not finite", hint=hint)
-        for name, given in (("static", block.static[i]), ("target", block.target[i]), ("", block.parameters[i])):
-            if not np.isfinite(given).all():
+        for name, array in (("static", block.static[i]), ("target", block.target[i]), ("", block.parameters[i])):
+            if not np.isfinite(array).all():
                 return DataError(f"{where} has a {name or 'parameter'} value that is not finite", hint=hint)
         if (block.parameters[i][logs] <= 0).any():
             return DataError(f"{where} has a parameter of 0 or less, but the scale of that is log", hint=hint)
@@ -240,7 +240,7 @@ def _fit(statistics: Statistics, reader: Reader) -> bool:
     return fits and statistics.waves_fit(task) and ranges_fit(statistics.ranges, task, reader.space)
 
 
-def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:
+def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
     """Where statistics are kept: next to the data, or in the cache of the person, if that person has a home."""
     at_data = statistics_path(path)
     beside = [] if isinstance(at_data, BucketPath) else [at_data]  # data in a bucket is read, never written to
@@ -272,12 +272,12 @@ def _read_entries(file: Path) -> dict[str, Any]:
 def _store(file: Path, statistics: Statistics) -> None:
     entries = _read_entries(file) if file.exists() else {}
     entries.pop(statistics.data_identity, None)
-    kept = list(entries.items())[-(_MAX_ENTRIES - 1) :]
+    recent = list(entries.items())[-(_MAX_ENTRIES - 1) :]
     entry = statistics.to_json()
     document = {
         "format": _FORMAT,
         "version": _VERSION,
-        "entries": {**dict(kept), statistics.data_identity: {**entry, "sha256": _checksum(entry)}},
+        "entries": {**dict(recent), statistics.data_identity: {**entry, "sha256": _checksum(entry)}},
     }
     write_file_atomically(file, (json.dumps(document, indent=1) + "\n").encode())
 
@@ -337,7 +337,7 @@ class FrameSizes:
 
     def __init__(self, num_channels: int) -> None:
         self._moments: list[np.ndarray[Any, Any]] = [np.zeros((0, num_channels, 2))]
-        self._kept, self._seen, self._every = 0, 0, 1
+        self._num_rows, self._seen, self._every = 0, 0, 1
 
     def add(self, state: np.ndarray[Any, Any]) -> None:
         """Take in frames (B, T, C, *S)."""
@@ -348,11 +348,11 @@ class FrameSizes:
         self._seen += len(frames)
         values = frames[first :: self._every].astype(np.float64)
         self._moments.append(np.stack([values.mean(-1), np.square(values).mean(-1)], axis=-1))
-        self._kept += len(values)
-        while self._kept > _MOST_FRAMES:
+        self._num_rows += len(values)
+        while self._num_rows > _MOST_FRAMES:
             self._every *= 2
             self._moments = [np.concatenate(self._moments)[::2]]
-            self._kept = len(self._moments[0])
+            self._num_rows = len(self._moments[0])
 
     def spread(self, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
         """Standard deviation of the natural logarithm of sizes: root mean squares in usual deviations."""

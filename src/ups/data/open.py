@@ -139,7 +139,7 @@ def _description_of(
 
 
 def recognized(paths: Sequence[Path]) -> str:
-    """The reader that knows all of these paths, ours first. What nobody knows is left to ours, which say what is wrong.
+    """The reader that knows all of these paths, ours first. What none knows is left to ours, which say what is wrong.
 
     Readers look at names and first bytes only, so that a hostile file meets no library here; a reader whose package
     cannot be imported is skipped.

@@ -53,13 +53,13 @@ def pack(
     with writer:
         for split, count in reader.splits.items():
             for trajectory in range(count):
-                given = reader.read(split, trajectory, 0, 0 if reader.task.steady else 1)
+                fields = reader.read(split, trajectory, 0, 0 if reader.task.steady else 1)
                 writer.append(
                     split,
                     state=None if reader.task.steady else _frames_of(reader, split, trajectory, counted),
-                    static=counted(given.static),
-                    target=counted(given.target),
-                    parameters=given.parameters,
+                    static=counted(fields.static),
+                    target=counted(fields.target),
+                    parameters=fields.parameters,
                     frames=reader.frames_in(split, trajectory) if "frames" in reader.differing else None,
                     dt=reader.dt_in(split, trajectory) if "dt" in reader.differing else None,
                 )

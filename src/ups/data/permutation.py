@@ -54,21 +54,21 @@ class Permutation:
         # Nearly every call asks for one pass, the same as the call before.
         self._last: tuple[int, UInt64] | None = None
 
-    def forward(self, places: npt.ArrayLike, passes: npt.ArrayLike = 0) -> npt.NDArray[np.int64]:
-        """The number at each place of its pass. places (n,) in [0, size); passes (n,) or a single one."""
-        return self._walk(places, passes, self._encrypt)
+    def forward(self, positions: npt.ArrayLike, passes: npt.ArrayLike = 0) -> npt.NDArray[np.int64]:
+        """The number at each position of its pass. positions (n,) in [0, size); passes (n,) or a single one."""
+        return self._walk(positions, passes, self._encrypt)
 
     def inverse(self, numbers: npt.ArrayLike, passes: npt.ArrayLike = 0) -> npt.NDArray[np.int64]:
-        """The place of each number in its pass: undoes `forward`."""
+        """The position of each number in its pass: undoes `forward`."""
         return self._walk(numbers, passes, self._decrypt)
 
     def _walk(self, values: npt.ArrayLike, passes: npt.ArrayLike, step: _Step) -> npt.NDArray[np.int64]:
-        given = np.asarray(values, dtype=np.int64).astype(np.uint64)  # a negative one becomes too large
+        inputs = np.asarray(values, dtype=np.int64).astype(np.uint64)  # a negative one becomes too large
         size = np.uint64(self.size)
-        if given.size and given.max() >= size:
+        if inputs.size and inputs.max() >= size:
             raise ValueError(f"places and numbers of a permutation of size {self.size} must be in [0, {self.size})")
         keys = self._keys_of(passes)  # (rounds, n) or (rounds, 1)
-        result = step(given, keys)
+        result = step(inputs, keys)
         outside = np.flatnonzero(result >= size)
         while outside.size:
             walked = step(result[outside], keys if keys.shape[1] == 1 else keys[:, outside])

@@ -278,15 +278,15 @@ def _located(
     error: Exception, reader: Reader, split: str, trajectory: int, start: int, num_frames: int, once: bool = False
 ) -> DataError:
     frames = f", frames {start} to {start + num_frames - 1}" if num_frames else ""
-    place = f"task '{reader.task.name}', {reader.where(split, trajectory)}{frames}"
+    location = f"task '{reader.task.name}', {reader.where(split, trajectory)}{frames}"
     what = error.message if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
     if once:
         return DataError(
-            f"a batch that starts at {place} could not be read, though each window alone could: {what}",
+            f"a batch that starts at {location} could not be read, though each window alone could: {what}",
             hint="the storage may be failing now and then, or memory short: look at the system log",
         )
     hint = error.hint if isinstance(error, UpsError) else ""
-    return DataError(f"{place}: {what}", hint=hint or "check the file with `ups data validate`")
+    return DataError(f"{location}: {what}", hint=hint or "check the file with `ups data validate`")
 
 
 FAULT_DIR = "UPS_FAULT_DIR"
@@ -330,7 +330,7 @@ class ErrorReply:
 
 
 def fault_file(rank: int, worker: int) -> Path | None:
-    """Where a worker writes its stack if a person asked for a place of their own (UPS_FAULT_DIR), else None."""
+    """Where a worker writes its stack if UPS_FAULT_DIR names a directory, else None."""
     directory = os.environ.get(FAULT_DIR)
     return Path(directory) / f"worker_{rank}_{worker}.txt" if directory and Path(directory).is_dir() else None
 

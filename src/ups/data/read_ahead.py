@@ -101,8 +101,8 @@ class _Pace:
         """Called at each step; None before the second one."""
         now = time.monotonic()
         if self._last is not None and step > self._last[0]:
-            taken = (now - self._last[1]) / (step - self._last[0])
-            self._seconds = taken if self._seconds is None else 0.98 * self._seconds + 0.02 * taken
+            seconds = (now - self._last[1]) / (step - self._last[0])
+            self._seconds = seconds if self._seconds is None else 0.98 * self._seconds + 0.02 * seconds
         if self._last is None or step != self._last[0]:
             self._last = (step, now)
         return self._seconds

@@ -170,8 +170,8 @@ class _Validator:
 
     def examine(self) -> Iterator[Finding]:
         """Findings about this trajectory alone."""
-        given = self.reader.read(self.split, self.trajectory, 0, 0 if self.reader.task.steady else 1)
-        yield from self._examine_given(given)
+        fixed = self.reader.read(self.split, self.trajectory, 0, 0 if self.reader.task.steady else 1)
+        yield from self._examine_given(fixed)
         if self.reader.task.steady:
             return
         names, weights = self.reader.task.channel_names("state"), _weights(self.reader)
@@ -218,23 +218,23 @@ class _Validator:
             numbers.append(int.from_bytes(hashlib.blake2b(cells.tobytes(), digest_size=8).digest(), "little"))
         return numbers
 
-    def _examine_given(self, given: Window) -> Iterator[Finding]:
-        if not np.isfinite(given.parameters).all():
-            bad = [p.name for p, v in zip(self.reader.task.parameters, given.parameters, strict=True) if not _finite(v)]
+    def _examine_given(self, fixed: Window) -> Iterator[Finding]:
+        if not np.isfinite(fixed.parameters).all():
+            bad = [p.name for p, v in zip(self.reader.task.parameters, fixed.parameters, strict=True) if not _finite(v)]
             yield self.finding("not_finite", f"parameter {', '.join(bad)} is not finite", field=bad[0])
         for role in ("static", "target"):
-            values: Float32 = getattr(given, role)
+            values: Float32 = getattr(fixed, role)
             for name, channel in zip(self.reader.task.channel_names(role), values, strict=True):
                 if not np.isfinite(channel).all():
                     message = f"{role} field '{name}' has {_count_bad(channel)} values that are not finite"
                     yield self.finding("not_finite", message, field=name)
                 elif role == "target" and (channel == channel.flat[0]).all():
                     yield self.finding("constant_frame", f"target field '{name}' is the same everywhere", field=name)
-        self.hash.update(given.static.tobytes())
-        self.hash.update(given.parameters.tobytes())
+        self.hash.update(fixed.static.tobytes())
+        self.hash.update(fixed.parameters.tobytes())
         if self.reader.task.steady:
-            self._remember(given.target[None])
-            yield from self._contradictions(given.target[None], -1)
+            self._remember(fixed.target[None])
+            yield from self._contradictions(fixed.target[None], -1)
 
     def _remember(self, block: Float32) -> None:
         """Feeds the hashes. block (T, C, *S)."""
@@ -243,9 +243,9 @@ class _Validator:
         if self._measure:
             self._moments.add(by_channel(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 1))
         if len(self._samples) < NUM_SAMPLES:
-            places = np.linspace(0, values.shape[2] - 1, min(NUM_SAMPLES, values.shape[2])).astype(int)
-            self._samples.append(values[0][:, places].T.astype(np.float64))  # (samples, C)
-            self._samples.append(values[-1][:, places].T.astype(np.float64))
+            points = np.linspace(0, values.shape[2] - 1, min(NUM_SAMPLES, values.shape[2])).astype(int)
+            self._samples.append(values[0][:, points].T.astype(np.float64))  # (samples, C)
+            self._samples.append(values[-1][:, points].T.astype(np.float64))
 
     def _not_finite(self, block: Float32, names: tuple[str, ...], start: int) -> Iterator[Finding]:
         if np.isfinite(block.sum(dtype=np.float64)):

@@ -101,7 +101,7 @@ def _send(connection: socket.socket, message: bytes, file: int) -> None:
         try:
             socket.send_fds(connection, [message], [file])
         except OSError as error:
-            # The kernel lets a person have only so many descriptors on the way (the limit on open files). They go
+            # The kernel limits the descriptors of a user that are on the way (the limit on open files). They go
             # down when a rank receives; until then this one waits, and the rank's deadline watches.
             if error.errno != errno.ETOOMANYREFS:
                 raise

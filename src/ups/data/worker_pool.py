@@ -160,7 +160,7 @@ class WorkerPool:
     def _take_in(self, seconds: float) -> None:
         """Receive what any worker has sent, waiting at most so long for the first.
 
-        From all of them, not only from the one whose turn it is: the kernel limits the descriptors that a person has
+        From all of them, not only from the one whose turn it is: the kernel limits the descriptors that a user has
         on the way, and the others' must not crowd out the one that is waited for.
         """
         for file, _ in self._poll.poll(int(1000 * seconds) + (seconds > 0)):

@@ -88,25 +88,25 @@ class Bisection:
 
     def run(self) -> Finding:
         """Search until every part was tried or the time is up."""
-        found = self.finding
+        finding = self.finding
         try:
             if not self._fails():
-                return found
+                return finding
             for title, search in (("strategy", self._strategy), ("tasks", self._tasks), ("settings", self._settings)):
-                found.not_tried.append(title)
+                finding.not_tried.append(title)
                 search()
-                found.not_tried.remove(title)
-            if found.needs and found.last is not None:
+                finding.not_tried.remove(title)
+            if finding.needs and finding.last is not None:
                 again = self._try(self._variant, "the smallest recipe, once more")
-                found.comes_and_goes = again.ok
+                finding.comes_and_goes = again.ok
         except _OutOfTimeError:
-            found.not_tried = found.not_tried or ["everything"]
-        if found.failure is not None:
-            found.smallest = self._trials.root / SMALLEST_NAME
+            finding.not_tried = finding.not_tried or ["everything"]
+        if finding.failure is not None:
+            finding.smallest = self._trials.root / SMALLEST_NAME
             apart = in_a_place_of_its_own(self._variant, self._trials.root / "run")
-            found.smallest.write_text(dump_recipe(apart))
-            found.ranks = self._variant.ranks
-        return found
+            finding.smallest.write_text(dump_recipe(apart))
+            finding.ranks = self._variant.ranks
+        return finding
 
     def _fails(self) -> bool:
         """The recipe as it is, by one kind of trial after the other."""
@@ -116,7 +116,7 @@ class Bisection:
             outcome = self._try(self._variant, f"as it is: {TITLES[kind]}")
             if not outcome.ok:
                 self.finding.failure = self.finding.last = outcome
-                reached = max((int(place.get("stage", 0)) for place in outcome.places.values()), default=None)
+                reached = max((int(position.get("stage", 0)) for position in outcome.positions.values()), default=None)
                 self._variant = replace(self._variant, stage=outcome.facts.get("stage", reached))
                 return True
         return False
@@ -149,9 +149,9 @@ class Bisection:
         """One rank alone; if the failure is gone then, whole copies of the model instead of shards."""
         if self.finding.kind == "opened":
             return
-        given, ranks, needs = strategy_of(self._variant), self._variant.ranks, self.finding.needs
-        one = Change.of(f"strategy {given} on {ranks} ranks", "one rank, no strategy", alone(self._variant))
-        if one is None or self._simplify(one) or given != "fsdp" or ranks == 1 or not needs:
+        strategy, ranks, needs = strategy_of(self._variant), self._variant.ranks, self.finding.needs
+        one = Change.of(f"strategy {strategy} on {ranks} ranks", "one rank, no strategy", alone(self._variant))
+        if one is None or self._simplify(one) or strategy != "fsdp" or ranks == 1 or not needs:
             return
         copies = Change.of("strategy fsdp", f"ddp on {ranks} ranks", as_ddp(self._variant))
         if copies is not None and self._simplify(copies):
@@ -211,18 +211,18 @@ class Bisection:
                 self._simplify(change)
 
 
-def _behind(places: dict[int, dict[str, Any]]) -> int | None:
+def _behind(positions: dict[int, dict[str, Any]]) -> int | None:
     """The one rank that is behind all others in the order of a step: they wait for it. None if there is no such rank.
 
     Not the one that reported first: whoever waits may have stood still for longer than the one that never comes.
     """
 
     def progress(rank: int) -> tuple[int, int, int]:
-        place = places[rank]
-        phase = place.get("phase")
-        return int(place["stage"]), int(place["step"]), _PHASES.index(phase) if phase in _PHASES else -1
+        position = positions[rank]
+        phase = position.get("phase")
+        return int(position["stage"]), int(position["step"]), _PHASES.index(phase) if phase in _PHASES else -1
 
-    first, *others = sorted(places, key=progress) or [0]
+    first, *others = sorted(positions, key=progress) or [0]
     return first if others and progress(first) < progress(others[0]) else None
 
 
@@ -232,30 +232,30 @@ def place_of(finding: Finding) -> dict[str, Any]:
     if outcome is None or outcome.failed is None:
         return {}
     facts = outcome.facts
-    found: dict[str, Any] = {
+    location: dict[str, Any] = {
         name: facts[name] for name in ("windows", "stage_name", "step", "task") if facts.get(name) is not None
     }
     culprit = facts.get("culprit") or _standing(outcome)
     if culprit:
-        found["culprit"] = culprit
+        location["culprit"] = culprit
     if outcome.failed.at:
-        found["at"] = outcome.failed.at
-    return found
+        location["at"] = outcome.failed.at
+    return location
 
 
 def _standing(outcome: TrialOutcome) -> dict[str, Any] | None:
     """The module in which a rank stood still or was ended, by what it wrote on its way."""
     stalled = outcome.cause == "stalled"
-    behind = _behind(outcome.places) if stalled else None
+    behind = _behind(outcome.positions) if stalled else None
     if behind is not None:
-        late = outcome.places[behind]
+        late = outcome.positions[behind]
         return {"pass": late["phase"], "module": late["module"], "rank": behind}
-    place: dict[str, Any] | None = outcome.facts.get("standing")
-    if place is None and outcome.failed is not None and (outcome.failed.at or stalled):
+    position: dict[str, Any] | None = outcome.facts.get("standing")
+    if position is None and outcome.failed is not None and (outcome.failed.at or stalled):
         # Ended by a signal or at its deadline: what it wrote on its way is all that is left.
-        place = outcome.places.get(outcome.failed.rank or 0, {})
-        place = place if place.get("phase") in ("forward", "backward") else None
-    return None if place is None else {"pass": place["phase"], "module": place.get("module", "")}
+        position = outcome.positions.get(outcome.failed.rank or 0, {})
+        position = position if position.get("phase") in ("forward", "backward") else None
+    return None if position is None else {"pass": position["phase"], "module": position.get("module", "")}
 
 
 _MODEL = "the model"
@@ -294,18 +294,18 @@ def windows_text(windows: dict[str, Any]) -> str:
 
 def located(finding: Finding) -> list[str]:
     """What the failure needs, in words; empty if it could not be located."""
-    place = place_of(finding)
+    facts = place_of(finding)
     needs = list(finding.needs)
-    windows = place.get("windows")
+    windows = facts.get("windows")
     by_data = bool(windows) or finding.kind == "opened"
     if windows and not any(need.startswith("task") for need in needs):
         needs.append(f"data of task {windows['task']}")
-    if finding.kind == "opened" and not needs and place.get("task"):
-        needs.append(f"task {place['task']}")
-    culprit = place.get("culprit")
+    if finding.kind == "opened" and not needs and facts.get("task"):
+        needs.append(f"task {facts['task']}")
+    culprit = facts.get("culprit")
     if culprit is not None and not needs and not by_data:
         name = culprit.get("module")
-        needs.append(f"{_MODEL}: {name}" if name else f"{_MODEL}: the loss of {place.get('stage_name', 'the stage')}")
+        needs.append(f"{_MODEL}: {name}" if name else f"{_MODEL}: the loss of {facts.get('stage_name', 'the stage')}")
     return needs
 
 
@@ -331,13 +331,13 @@ def next_step(finding: Finding, recipe: str) -> str:
             "if a run of it fails later: `ups why RUN`, more steps (--steps), more time (--minutes), every value of "
             f"the data (ups data validate {recipe})"
         )
-    place, failed = place_of(finding), (finding.last or finding.failure).failed
+    location, failed = place_of(finding), (finding.last or finding.failure).failed
     needs = " ".join(located(finding))
     smallest = "" if finding.smallest is None else f"ups train {path_text(finding.smallest)} shows it"
     smallest += f" (--ranks {finding.ranks})" if smallest else ""
     if finding.comes_and_goes:
         return f"run the search again; {smallest}"
-    if "task" in needs or place.get("windows"):
+    if "task" in needs or location.get("windows"):
         return "look at the data with `ups data validate`, and leave the bad trajectories or the task out"
     if "loader workers" in needs:
         return f"train with --set data.loader.workers=0, and look at what the worker said in {finding.failure.folder}"
@@ -350,7 +350,7 @@ def next_step(finding: Finding, recipe: str) -> str:
     if _MODEL in needs:
         return f"look at that module; {smallest}"
     if not needs:
-        at = f" at {place['at']}" if place.get("at") else ""
+        at = f" at {location['at']}" if location.get("at") else ""
         return f"read the log{at} in {failed.log if failed else finding.failure.folder}; {smallest}"
     return f"leave that setting out until it is mended; {smallest}"
 

@@ -110,12 +110,12 @@ def _variables(program: CheckProgram, examination: Examination) -> dict[str, str
 
 
 def _exits(box_dir: Path) -> dict[int, dict[str, Any]]:
-    found = {}
+    exits = {}
     for path in box_dir.glob("rank_*.exit.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             document = json.loads(path.read_text())
-            found[int(document["rank"])] = document
-    return found
+            exits[int(document["rank"])] = document
+    return exits
 
 
 def _read(path: Path) -> str:
@@ -149,11 +149,11 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """One object of `ups doctor --json`."""
-        found: dict[str, Any] = {"rung": self.check, "ok": self.ok, "says": self.says, "seconds": self.seconds}
+        document: dict[str, Any] = {"rung": self.check, "ok": self.ok, "says": self.says, "seconds": self.seconds}
         if not self.ok:
-            found |= {"means": self.means, "try": self.advice, "rank": self.rank, "at": self.at, "log": self.log}
-            found["cause"] = self.cause
-        return found | {"warnings": list(self.warnings), "facts": self.facts}
+            document |= {"means": self.means, "try": self.advice, "rank": self.rank, "at": self.at, "log": self.log}
+            document["cause"] = self.cause
+        return document | {"warnings": list(self.warnings), "facts": self.facts}
 
 
 def judge(program: CheckProgram, left: Processes, seconds: float) -> Iterator[Verdict]:
@@ -232,8 +232,8 @@ def _failure(
     if events:
         return _killed(failed, events[0], left)
     if left.timed_out:
-        places = {rank: location_of_dump(text) for rank, text in left.err.items()}
-        shown = ", ".join(f"rank {rank} at {place.short()}" for rank, place in sorted(places.items()) if place)
+        locations = {rank: location_of_dump(text) for rank, text in left.err.items()}
+        shown = ", ".join(f"rank {rank} at {frame.short()}" for rank, frame in sorted(locations.items()) if frame)
         says = f"not done after {program.seconds:.0f} s ({shown or 'no stack'})"
         return replace(failed, says=says, means=f"{check.means}; it hangs", cause="stalled")
     codes = {rank: ended["code"] for rank, ended in left.exits.items()}
@@ -243,8 +243,8 @@ def _failure(
 
 
 def _killed(failed: Verdict, event: _Event, left: Processes) -> Verdict:
-    place = location_of_dump(left.err.get(event.rank or 0, ""))
-    at = place.short() if place else ""
+    location = location_of_dump(left.err.get(event.rank or 0, ""))
+    at = location.short() if location else ""
     who = "its process" if failed.rank is None else f"rank {failed.rank}"
     return replace(
         failed,
@@ -259,9 +259,9 @@ def _killed(failed: Verdict, event: _Event, left: Processes) -> Verdict:
 def _lines(text: str, rank: int) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and isinstance(found.get("rung"), str):
-                yield {"rank": rank, "time_ns": 0, **found}
+            document = json.loads(line)
+            if isinstance(document, dict) and isinstance(document.get("rung"), str):
+                yield {"rank": rank, "time_ns": 0, **document}
 
 
 def examine(examination: Examination, on_verdict: Callable[[Verdict], None] | None = None) -> list[Verdict]:

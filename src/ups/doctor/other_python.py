@@ -33,16 +33,16 @@ def version(name):
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-found = {name: version(name) for name in ("torch", "numpy", "zarr", "h5py", "safetensors", "pydantic")}
+versions = {name: version(name) for name in ("torch", "numpy", "zarr", "h5py", "safetensors", "pydantic")}
 # Packages with parts of ours: models, stages, readers.
 for package in importlib.metadata.distributions():
     if any(point.group.startswith("ups.") for point in package.entry_points) and package.name != "universal-simulator":
-        found[package.name] = package.version
+        versions[package.name] = package.version
 spec = importlib.util.find_spec("ups")
-found["python"] = platform.python_version()
-found["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
-found["ups_path"] = None if spec is None else spec.origin
-print(json.dumps(found))
+versions["python"] = platform.python_version()
+versions["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
+versions["ups_path"] = None if spec is None else spec.origin
+print(json.dumps(versions))
 """
 
 
@@ -56,18 +56,18 @@ def versions_of(python: str) -> dict[str, Any]:
             f"{python} cannot be run: {error}", hint="name the Python of the other environment, such as VENV/bin/python"
         ) from None
     try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        versions: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise MachineError(f"{python} does not answer as a Python does: {last[:300]}") from None
-    if found["ups"] is None:
+    if versions["ups"] is None:
         raise MachineError(
-            f"ups is not installed in the environment of {python} (Python {found['python']})",
+            f"ups is not installed in the environment of {python} (Python {versions['python']})",
             hint=f"install the same ups there: {python} -m pip install and the path of your checkout",
         )
-    if found["torch"] is None:
+    if versions["torch"] is None:
         raise MachineError(f"torch is not installed in the environment of {python}", hint="install it there")
-    return found
+    return versions
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Comparison:
 
 def compare(trials: Trials, variant: Variant, python: str, seconds: float = TRIAL_SECONDS) -> Comparison:
     """Run the same steps here and there."""
-    found = Comparison(versions_of(sys.executable), versions_of(python))
+    comparison = Comparison(versions_of(sys.executable), versions_of(python))
     precision = variant.recipe.engine.precision
     wider = _WIDER[precision]
     wide = engine(variant, precision=wider, float32_fraction=0.0)
@@ -105,16 +105,16 @@ def compare(trials: Trials, variant: Variant, python: str, seconds: float = TRIA
     )
     for label, kind, what, which in plan:
         outcome = trials.run(kind, what, label, seconds, which)
-        found.outcomes.append(outcome)
+        comparison.outcomes.append(outcome)
         if outcome.failed is not None:
-            found.failed = (label, outcome.failed)
-            return found
+            comparison.failed = (label, outcome.failed)
+            return comparison
         if kind == "rehearsal":
             numbers.append(json.loads((outcome.folder / NUMBERS_NAME).read_text()))
     # A narrower precision shows rounding that is larger by the ratio of both.
     scale = _EPSILON[precision] / _EPSILON[wider] if wider == "float32" and precision == "float64" else 1.0
-    found.rows, found.first = differences(numbers[0], numbers[1], numbers[2], _EPSILON[precision], scale)
-    return found
+    comparison.rows, comparison.first = differences(numbers[0], numbers[1], numbers[2], _EPSILON[precision], scale)
+    return comparison
 
 
 def differences(
@@ -148,9 +148,9 @@ def differences(
         mine, others, wides = (numbers["gradients"] for numbers in (ours, theirs, wider))
         for name in sorted(mine.keys() & others.keys() & wides.keys()):
             size = max(abs(wides[name]), floor)
-            found = compared(f"gradient of {name}", mine[name], others[name], wides[name], size)
-            if found["apart"] > worst * found["rounding"]:
-                row["tensor"], worst = name, found["apart"] / found["rounding"]
+            change = compared(f"gradient of {name}", mine[name], others[name], wides[name], size)
+            if change["apart"] > worst * change["rounding"]:
+                row["tensor"], worst = name, change["apart"] / change["rounding"]
         if "tensor" in row and not differing:
             values = {"here": mine[row["tensor"]], "there": others[row["tensor"]]}
             differing.append({**at, "quantity": f"gradient norm of {row['tensor']}", **values})
@@ -167,15 +167,15 @@ def _apart(a: float, b: float, size: float) -> float:
     return 0.0 if a == b else abs(a - b) / size if size else float("inf")
 
 
-def to_json(found: Comparison) -> dict[str, Any]:
+def to_json(comparison: Comparison) -> dict[str, Any]:
     """The object of `--json`."""
-    failed = None if found.failed is None else {"where": found.failed[0], **found.failed[1].to_json()}
+    failed = None if comparison.failed is None else {"where": comparison.failed[0], **comparison.failed[1].to_json()}
     return {
-        "ok": found.ok,
-        "here": found.here,
-        "there": found.there,
-        "first_difference": found.first,
+        "ok": comparison.ok,
+        "here": comparison.here,
+        "there": comparison.there,
+        "first_difference": comparison.first,
         "failed": failed,
-        "steps": found.rows,
-        "trials": [outcome.to_json() for outcome in found.outcomes],
+        "steps": comparison.rows,
+        "trials": [outcome.to_json() for outcome in comparison.outcomes],
     }

@@ -60,13 +60,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """How a trial ended. `failed` is the first verdict that is not well; places: where each rank was last."""
+    """How a trial ended. `failed` is the first verdict that is not well; positions: where each rank was last."""
 
     label: str
     failed: Verdict | None
     seconds: float
     folder: Path
-    places: dict[int, dict[str, Any]] = field(default_factory=dict)
+    positions: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -87,10 +87,10 @@ class TrialOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """One row of the table of trials."""
-        found: dict[str, Any] = {"trial": self.label, "ok": self.ok, "seconds": round(self.seconds, 1)}
+        row: dict[str, Any] = {"trial": self.label, "ok": self.ok, "seconds": round(self.seconds, 1)}
         if self.failed is not None:
-            found |= {"cause": self.cause, "says": self.failed.says, "rank": self.failed.rank}
-        return found
+            row |= {"cause": self.cause, "says": self.failed.says, "rank": self.failed.rank}
+        return row
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class Trials:
         folder = self.root / f"{number:02d}_{kind}"
         folder.mkdir(parents=True)
         text = dump_recipe(variant.recipe)
-        given = Examination(variant.ranks, self.run_dir, text, self.environment, python=python or sys.executable)
-        write_assignment(given, folder)
+        examination = Examination(variant.ranks, self.run_dir, text, self.environment, python=python or sys.executable)
+        write_assignment(examination, folder)
         settings = {"stage": variant.stage, "steps": variant.steps, "still_seconds": self.still_seconds}
         (folder / SETTINGS_NAME).write_text(json.dumps(settings))
         # Of the first trial, which measured all tasks: no rank measures again.
@@ -127,7 +127,7 @@ class Trials:
         failed = None
         for program in PROGRAMS[kind]:
             limited = replace(program, seconds=min(seconds, program.seconds))
-            failed = next((v for v in run_checks(limited, given, folder) if not v.ok), None)
+            failed = next((v for v in run_checks(limited, examination, folder) if not v.ok), None)
             if failed is not None:
                 break
         return TrialOutcome(label, failed, time.monotonic() - started, folder, read_places(folder))
@@ -135,11 +135,11 @@ class Trials:
 
 def read_places(folder: Path) -> dict[int, dict[str, Any]]:
     """Where every rank was last, by what it wrote on its way."""
-    found = {}
+    positions = {}
     for path in folder.glob(PLACE_NAME.format("*")):
         with contextlib.suppress(OSError, ValueError):
-            found[int(path.stem.rpartition("_")[2])] = json.loads(path.read_text())
-    return found
+            positions[int(path.stem.rpartition("_")[2])] = json.loads(path.read_text())
+    return positions
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def engine(variant: Variant, **settings: Any) -> Variant | None:
 
 
 def in_a_place_of_its_own(variant: Variant, run_dir: Path) -> Recipe:
-    """The recipe of a variant for a person to train: it must not go on with the run that failed, or write over it."""
+    """The recipe of a variant for the user to train: it must not continue the run that failed, or write over it."""
 
     def change(data: dict[str, Any]) -> None:
         data["run"].update(name=f"{data['run']['name'][:100]}-smallest", dir=str(run_dir))
@@ -187,8 +187,8 @@ def in_a_place_of_its_own(variant: Variant, run_dir: Path) -> Recipe:
 
 def strategy_of(variant: Variant) -> str:
     """The strategy that the ranks of a variant get."""
-    given = variant.recipe.engine.strategy
-    return given if given != "auto" else "ddp" if variant.ranks > 1 else "single"
+    strategy = variant.recipe.engine.strategy
+    return strategy if strategy != "auto" else "ddp" if variant.ranks > 1 else "single"
 
 
 def alone(variant: Variant) -> Variant | None:
@@ -245,9 +245,9 @@ def simplifications(variant: Callable[[], Variant], kind: Kind, cause: str) -> I
     for name, simplest, part, label in _SETTINGS:
         if getattr(variant().recipe.engine, name) != simplest and (rehearsal or name != "compile"):
             yield Change.of(part, label, engine(variant(), **{name: simplest}))
-    for given, wider in (("bfloat16", "float32"), ("float32", "float64")):
-        if rehearsal and variant().recipe.engine.precision == given:
-            yield Change.of(f"precision {given}", f"precision {wider}", engine(variant(), precision=wider))
+    for narrow, wider in (("bfloat16", "float32"), ("float32", "float64")):
+        if rehearsal and variant().recipe.engine.precision == narrow:
+            yield Change.of(f"precision {narrow}", f"precision {wider}", engine(variant(), precision=wider))
     if rehearsal and _on_gpus(variant()):
         on_cpu = engine(variant(), device="cpu", backend="auto")
         yield Change.of("the GPU (engine.device)", "on the CPU", on_cpu)

@@ -57,8 +57,8 @@ class Accumulator:
             return ()
         return (1, self.num_steps) if self.num_steps > 1 else (1,)
 
-    def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, given: Tensor | None = None) -> None:
-        """Adds samples. prediction, truth (B, T, C, *S); given (B, T', C, *S): the frames before, if any."""
+    def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, before: Tensor | None = None) -> None:
+        """Adds samples. prediction, truth (B, T, C, *S); before (B, T', C, *S): the frames before the truth, if any."""
         if tuple(prediction.shape) != tuple(truth.shape):
             raise DataError(f"prediction {tuple(prediction.shape)} and truth {tuple(truth.shape)} differ in shape")
         steps = truth.shape[1]
@@ -69,7 +69,7 @@ class Accumulator:
                 f"not {tuple(truth.shape[:3])}"
             )
         weights = self.weights
-        known = truth if given is None else torch.cat([given, truth], dim=1)
+        known = truth if before is None else torch.cat([before, truth], dim=1)
         values = {
             "rmse": metrics.rmse(prediction, truth, weights),
             "nrmse": metrics.nrmse(prediction, truth, weights),
@@ -82,8 +82,8 @@ class Accumulator:
             bands = metrics.band_rmse(prediction, truth)
             for number, name in enumerate(metrics.BAND_NAMES):
                 values[f"frmse_{name}"] = bands[..., number]
-        if given is not None:
-            values["drift"] = metrics.conservation_drift(prediction, given[:, -1], weights)
+        if before is not None:
+            values["drift"] = metrics.conservation_drift(prediction, before[:, -1], weights)
         self._check_new(trajectories)
         _add(self.sums, {name: self._over_all_steps(value.sum(dim=0)) for name, value in values.items()})
         _add(self.means, {name: value.mean(dim=1).sum(dim=0) for name, value in values.items()})
@@ -124,9 +124,9 @@ class Accumulator:
         diverged = ~finite
         if self.limits is not None:
             diverged = self.limits.exceeded(prediction.flatten(0, 1)).reshape(prediction.shape[:2]).any(dim=1)
-        kept = (*ROW_METRICS, *metrics.metric_columns())
+        names = (*ROW_METRICS, *metrics.metric_columns())
         for i, trajectory in enumerate(trajectories):
-            row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in kept}  # per channel
+            row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in names}  # per channel
             row["correlation_time"] = float(lasting[i])
             lost = (values["trmse"][i] > BLOW_UP).all(dim=-1).any()
             row["blew_up"] = not bool(finite[i]) or bool(lost)

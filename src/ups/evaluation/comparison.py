@@ -117,8 +117,8 @@ class TaskComparison:
         return {name: [sum(step) / len(step) for step in part["curves"]["trmse"]] for name, part in parts.items()}
 
 
-def _better(found: Mapping[str, float] | None) -> bool:
-    return found is not None and significant(found) and found["high"] < 0
+def _better(delta: Mapping[str, float] | None) -> bool:
+    return delta is not None and significant(delta) and delta["high"] < 0
 
 
 def read_scores(path: Path, label: str) -> Scored:
@@ -159,7 +159,7 @@ def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
     Raises ConfigError if a task was scored on other data or by another protocol.
     """
     tasks = dict.fromkeys(task for one in scored for task in one.results)
-    found, notes = [], []
+    compared, notes = [], []
     for task in tasks:
         having = [one for one in scored if task in one.results]
         if len(having) == 1:
@@ -173,12 +173,12 @@ def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
                 raise ConfigError(f"{first.label} and {other.label} have no trajectory of '{task}' in common")
         means = {o.label: trajectory_means(o.results[task]["predictors"][MODEL]["rows"]) for o in having}
         differences = {one.label: paired_difference(means[one.label], means[first.label]) for one in having[1:]}
-        found.append(TaskComparison(task, {one.label: one.results[task] for one in having}, differences))
-    if not found:
+        compared.append(TaskComparison(task, {one.label: one.results[task] for one in having}, differences))
+    if not compared:
         raise ConfigError(
             "there is no task that two of them have: " + "; ".join(f"{s.label}: {', '.join(s.results)}" for s in scored)
         )
-    return found, notes
+    return compared, notes
 
 
 def check_alike(task: str, a: Scored, b: Scored) -> None:

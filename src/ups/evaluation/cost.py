@@ -124,15 +124,15 @@ def _measure(
         part = range(first, min(first + size, count))
         # always `size` of them: compiled solvers would compile again for another number
         batch, truth = read_inputs(reader, split, [part[i % len(part)] for i in range(size)], plan, CPU, torch.float64)
-        given = Given(*(np.ascontiguousarray(t.numpy()) for t in (_last(batch.state), batch.static, batch.parameters)))
+        inputs = Given(*(np.ascontiguousarray(t.numpy()) for t in (_last(batch.state), batch.static, batch.parameters)))
 
-        def run(given: Given = given) -> Float64:
+        def run(inputs: Given = inputs) -> Float64:
             with np.errstate(all="ignore"):
-                return restart.run(task, given, task.dt, plan.num_steps, setting)
+                return restart.run(task, inputs, task.dt, plan.num_steps, setting)
 
-        found = torch.from_numpy(run())
-        kept = slice(0, len(part))
-        score.add(list(part), found[kept], truth[kept], None if task.steady else batch.state[kept])
+        frames = torch.from_numpy(run())
+        own = slice(0, len(part))
+        score.add(list(part), frames[own], truth[own], None if task.steady else batch.state[own])
         if first == 0:
             milliseconds = 1e3 * cpu_seconds(run) / (size * plan.num_steps)
     return score.summary()["trmse"], milliseconds

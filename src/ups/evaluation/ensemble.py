@@ -66,7 +66,7 @@ class EnsembleScores:
         size = scale.clamp_min(1e-12).reshape(*scale.shape, *[1] * (truth.ndim - 2))
         ensemble, single, wanted = members.double() / size[:, None], center.double() / size, truth.double() / size
         spread, error = spread_square(ensemble, self.weights), mean_square_of_mean(ensemble, wanted, self.weights)
-        found = {
+        scores = {
             "crps": fair_crps(ensemble, wanted, self.weights),
             "absolute_error": mean_over_space((single - wanted).abs(), self.weights),
             "gaussian": gaussian_crps(single, wanted, spread.sqrt(), self.weights),
@@ -74,11 +74,11 @@ class EnsembleScores:
             "spread_square": spread,
             "error_square": error,
         }
-        for name, values in found.items():
+        for name, values in scores.items():
             self.sums[name][step] += values.sum(0).cpu()
         self.counts[step] += len(truth)
         self.ranks += rank_counts(ensemble, wanted).cpu()
-        return {name: found[name].mean(1).cpu() for name in SCORES}
+        return {name: scores[name].mean(1).cpu() for name in SCORES}
 
     def add_energy(self, members: Tensor, center: Tensor, truth: Tensor) -> None:
         """Adds the spectra of the last step of some samples."""
@@ -118,7 +118,7 @@ class EnsembleScores:
 def score_ensemble(
     ensemble: Members,
     reader: Reader,
-    place: RankInfo,
+    rank_info: RankInfo,
     plan: RolloutPlan,
     *,
     split: str = "test",
@@ -133,17 +133,17 @@ def score_ensemble(
     task, members, seed = reader.task, ensemble.members, ensemble.seed
     counts = weights_of(reader)
     scores = EnsembleScores(members, seed, plan.num_steps, task.channel_names(task.predicted), counts)
-    for part, its_plan in batches_of(reader, split, own_part(reader, split, place, max_trajectories), plan, batch_size):
-        batch, truth = read_inputs(reader, split, part, its_plan, device or torch.device("cpu"), dtype)
+    for part, span in batches_of(reader, split, own_part(reader, split, rank_info, max_trajectories), plan, batch_size):
+        batch, truth = read_inputs(reader, split, part, span, device or torch.device("cpu"), dtype)
         scale = trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
-        frames = _rollouts(ensemble, batch, its_plan) if kind == "rollout" else _one_steps(ensemble, batch, truth)
+        frames = _rollouts(ensemble, batch, span) if kind == "rollout" else _one_steps(ensemble, batch, truth)
         totals = {name: torch.zeros(len(part), dtype=torch.float64) for name in SCORES}
         for step, (together, center) in enumerate(frames):
-            found = by_member(together, members)
-            for name, values in scores.add(step, found, center, truth[:, step], scale).items():
+            predictions = by_member(together, members)
+            for name, values in scores.add(step, predictions, center, truth[:, step], scale).items():
                 totals[name] += values
             if step + 1 == plan.num_steps and counts is None:
-                scores.add_energy(found, center, truth[:, step])
+                scores.add_energy(predictions, center, truth[:, step])
         for name, total in totals.items():
             means = (total / truth.shape[1]).tolist()
             scores.means[name].update({int(t): value for t, value in zip(part, means, strict=True)})
@@ -163,7 +163,7 @@ def _one_steps(ensemble: Members, batch: Batch, truth: Tensor) -> Iterator[tuple
     context = batch.state.shape[1]
     frames = truth if batch.task.steady else torch.cat([batch.state, truth], dim=1)
     for step in range(truth.shape[1]):
-        given = batch
+        inputs = batch
         if not batch.task.steady:
-            given = replace(batch, state=frames[:, step : step + context], stage_step=step)
-        yield ensemble(given.repeated(ensemble.members)), ensemble.stepper(given)
+            inputs = replace(batch, state=frames[:, step : step + context], stage_step=step)
+        yield ensemble(inputs.repeated(ensemble.members)), ensemble.stepper(inputs)

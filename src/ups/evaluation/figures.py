@@ -100,14 +100,14 @@ def examples(
         for role in (task.predicted, "static")
     )
     names = task.channel_names("static") if task.steady else ()
-    found: dict[int, Example] = {}
-    for part, its_plan in batches_of(reader, split, trajectories, plan, max(1, len(trajectories))):
-        batch, truth = read_inputs(reader, split, part, its_plan, torch.device("cpu"), torch.float32)
-        frames = torch.stack(list(rollout(predictor, batch, its_plan.num_steps)), dim=1)
+    by_number: dict[int, Example] = {}
+    for part, span in batches_of(reader, split, trajectories, plan, max(1, len(trajectories))):
+        batch, truth = read_inputs(reader, split, part, span, torch.device("cpu"), torch.float32)
+        frames = torch.stack(list(rollout(predictor, batch, span.num_steps)), dim=1)
         for i, trajectory in enumerate(part):
             dt = reader.dt_in(split, trajectory)
             bad = [] if limits is None else limits.exceeded(frames[i]).nonzero().flatten().tolist()
-            found[trajectory] = Example(
+            by_number[trajectory] = Example(
                 task=task,
                 trajectory=trajectory,
                 first_step_time=(plan.start_frame + 1) * dt,
@@ -123,12 +123,12 @@ def examples(
                 split=split,
                 diverged_at=bad[0] if bad else None,
             )
-    return [even(found[trajectory]) for trajectory in trajectories if trajectory in found]
+    return [even(by_number[trajectory]) for trajectory in trajectories if trajectory in by_number]
 
 
 def even(example: Example) -> Example:
     """The example on equally spaced points, as pictures show them: interpolated where the grid is not uniform."""
-    prediction, truth, given = example.prediction, example.truth, dict(example.given)
+    prediction, truth, fields = example.prediction, example.truth, dict(example.given)
     coordinates = list(example.coordinates)
     for number, points in enumerate(coordinates):
         if is_uniform(points):
@@ -137,8 +137,8 @@ def even(example: Example) -> Example:
         dim = number - len(coordinates)
         prediction = _interpolated(prediction, dim, points, coordinates[number])
         truth = None if truth is None else _interpolated(truth, dim, points, coordinates[number])
-        given = {name: _interpolated(values, dim, points, coordinates[number]) for name, values in given.items()}
-    return replace(example, prediction=prediction, truth=truth, given=given, coordinates=tuple(coordinates))
+        fields = {name: _interpolated(values, dim, points, coordinates[number]) for name, values in fields.items()}
+    return replace(example, prediction=prediction, truth=truth, given=fields, coordinates=tuple(coordinates))
 
 
 def _interpolated(values: Float64, dim: int, points: Float64, wanted: Float64) -> Float64:
@@ -274,12 +274,12 @@ def _explain_colors(figure: Any, example: Example, channel: int, shown: npt.NDAr
     low, high = _limits(example, channel)
     finite = np.isfinite(shown)
     scale = "scale of the truth" if example.truth is not None else "scale of the frames before divergence"
-    found = {
+    colors = {
         f"below the {scale}": (BELOW, bool((shown[finite] < low).any())),
         f"above the {scale}": (ABOVE, bool((shown[finite] > high).any())),
         "not a finite number": (NO_NUMBER, not finite.all()),
     }
-    patches = [Patch(facecolor=color, label=text) for text, (color, drawn) in found.items() if drawn]
+    patches = [Patch(facecolor=color, label=text) for text, (color, drawn) in colors.items() if drawn]
     if patches:
         figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
         figure.set_figheight(figure.get_figheight() + 0.3)
@@ -292,8 +292,8 @@ def _fit(figure: Any, panels: Any) -> None:
     side = None
     for _ in range(3):  # what surrounds the panels changes a little with the size
         figure.get_layout_engine().execute(figure)
-        size, place = figure.get_size_inches(), first.get_position(original=True)
-        width, height = size * (place.width, place.height)
+        size, box = figure.get_size_inches(), first.get_position(original=True)
+        width, height = size * (box.width, box.height)
         if side is None:
             side = 0 if width > height * across else 1
         wanted = max((height * across, width / across)[side], LEAST_PANEL_INCHES[side])
@@ -307,9 +307,9 @@ def _fit(figure: Any, panels: Any) -> None:
 def _fit_title(figure: Any, text: str) -> Any:
     """The title over all panels, in smaller letters where the figure is too narrow for it."""
     title = figure.suptitle(text)
-    taken, room = title.get_window_extent(figure.canvas.get_renderer()).width, 0.96 * figure.bbox.width
-    if taken > room:
-        title.set_fontsize(title.get_fontsize() * room / taken)
+    width, room = title.get_window_extent(figure.canvas.get_renderer()).width, 0.96 * figure.bbox.width
+    if width > room:
+        title.set_fontsize(title.get_fontsize() * room / width)
     return title
 
 

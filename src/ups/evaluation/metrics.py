@@ -231,9 +231,9 @@ def fair_crps(members: Tensor, truth: Tensor, weights: Tensor | None = None) -> 
     distance = (ensemble - truth.double()[:, None]).abs().mean(1)
     # In ascending order, member i is above i others and below the rest: the sum over pairs without pairs.
     ordered = ensemble.sort(dim=1).values
-    places = torch.arange(count, dtype=torch.float64, device=members.device)
+    positions = torch.arange(count, dtype=torch.float64, device=members.device)
     shape = (1, -1, *[1] * (members.ndim - 2))
-    apart = (ordered * (2 * places - count + 1).reshape(shape)).sum(1)
+    apart = (ordered * (2 * positions - count + 1).reshape(shape)).sum(1)
     return mean_over_space(distance - apart / (count * (count - 1)), weights)
 
 

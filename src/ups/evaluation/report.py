@@ -167,13 +167,13 @@ def _curves_over_time(result: Mapping[str, Any]) -> list[str]:
     if result["steady"]:
         return []
     every, conserved = range(len(result["channels"])), result["conserved"]
-    kept = [i for i, name in enumerate(result["channels"]) if name in conserved]
+    indices = [i for i, name in enumerate(result["channels"]) if name in conserved]
     plots = []
     for metric, title, channels in (
         ("trmse", "Error relative to the trajectory", every),
         ("nrmse", "nRMSE", every),
         ("vrmse", "VRMSE", every),
-        ("drift", "Drift of conserved fields", kept),
+        ("drift", "Drift of conserved fields", indices),
     ):
         curves = {
             name: [sum(step[c] for c in channels) / len(channels) for step in predictor["curves"][metric]]

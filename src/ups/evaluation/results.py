@@ -244,23 +244,23 @@ def difference(
     return paired_difference(ours, theirs, median=metric != key)
 
 
-def significant(found: Mapping[str, float] | None) -> bool:
+def significant(delta: Mapping[str, float] | None) -> bool:
     """Whether a paired difference is more than chance: its 95 % interval leaves 0 out, over enough trajectories."""
     return (
-        found is not None and found["num_trajectories"] >= MIN_TRAJECTORIES and (found["low"] > 0 or found["high"] < 0)
+        delta is not None and delta["num_trajectories"] >= MIN_TRAJECTORIES and (delta["low"] > 0 or delta["high"] < 0)
     )
 
 
-def verdict(found: Mapping[str, float] | None, ours: float, theirs: float, name: str) -> str:
+def verdict(delta: Mapping[str, float] | None, ours: float, theirs: float, name: str) -> str:
     """What a difference to `name` means, in a few words."""
     if not ours < theirs:
-        worse = math.isinf(ours) or significant(found)
+        worse = math.isinf(ours) or significant(delta)
         return f"worse than {name}" if worse and ours > theirs else f"not better than {name}"
-    if found is None:
+    if delta is None:
         return f"better than {name}, significance not known"
-    if found["num_trajectories"] < MIN_TRAJECTORIES:
+    if delta["num_trajectories"] < MIN_TRAJECTORIES:
         return f"not significantly better than {name} (too few trajectories to tell)"
-    if math.isinf(theirs) or (significant(found) and found["high"] < 0):
+    if math.isinf(theirs) or (significant(delta) and delta["high"] < 0):
         return f"better than {name}"
     return f"not significantly better than {name}"
 

@@ -80,7 +80,7 @@ def one_steps(predictor: Predictor, batch: Batch, context_frames: int) -> Tensor
 def score_task(
     predictors: dict[str, Predictor],
     reader: Reader,
-    place: RankInfo,
+    rank_info: RankInfo,
     plan: RolloutPlan,
     *,
     split: str = "test",
@@ -103,16 +103,16 @@ def score_task(
     shorter = not task.steady and reader.frames_of(split) is not None
     limits = None if statistics is None else DivergenceLimits.of(task, statistics)
     scores = {name: Accumulator(plan.num_steps, channels, weights, shorter, limits) for name in predictors}
-    for part, its_plan in batches_of(reader, split, own_part(reader, split, place, max_trajectories), plan, batch_size):
-        batch, truth = read_inputs(reader, split, part, its_plan, device or torch.device("cpu"), dtype)
-        given = None if task.steady else batch.state
+    for part, span in batches_of(reader, split, own_part(reader, split, rank_info, max_trajectories), plan, batch_size):
+        batch, truth = read_inputs(reader, split, part, span, device or torch.device("cpu"), dtype)
+        context = None if task.steady else batch.state
         for name, predictor in predictors.items():
             if kind == "one_step":
                 known = batch if task.steady else batch.with_state(torch.cat([batch.state, truth], dim=1))
                 frames = one_steps(predictor, known, plan.context_frames)
             else:
-                frames = torch.stack(list(rollout(predictor, batch, its_plan.num_steps)), dim=1)
-            scores[name].add(list(part), frames, truth, given)
+                frames = torch.stack(list(rollout(predictor, batch, span.num_steps)), dim=1)
+            scores[name].add(list(part), frames, truth, context)
         if progress is not None:
             progress(len(part))
     return scores
@@ -124,10 +124,10 @@ def weights_of(reader: Reader) -> Tensor | None:
     return None if weights is None else torch.from_numpy(weights)
 
 
-def own_part(reader: Reader, split: str, place: RankInfo, max_trajectories: int | None) -> range:
+def own_part(reader: Reader, split: str, rank_info: RankInfo, max_trajectories: int | None) -> range:
     """The trajectories that this rank scores."""
     count = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
-    return range(place.rank, count, place.world_size)
+    return range(rank_info.rank, count, rank_info.world_size)
 
 
 def batches_of(
@@ -187,9 +187,9 @@ def mean_field(reader: Reader, max_trajectories: int = 512) -> Tensor:
 
 def references(reader: Reader, plan: RolloutPlan) -> dict[str, Predictor]:
     """The untrained predictors that make sense for a task: the mean for steady ones, persistence and co. for others."""
-    found: dict[str, Predictor] = {"training mean": TrainingMean({reader.task.name: mean_field(reader)})}
+    predictors: dict[str, Predictor] = {"training mean": TrainingMean({reader.task.name: mean_field(reader)})}
     if not reader.task.steady:
-        found["persistence"] = persistence
+        predictors["persistence"] = persistence
         if plan.context_frames >= 2:
-            found["linear extrapolation"] = linear_extrapolation
-    return found
+            predictors["linear extrapolation"] = linear_extrapolation
+    return predictors

@@ -260,11 +260,11 @@ class Reader(ABC):
                         frames = self._frames(split, trajectory, first, first + (num_frames - 1) * stride + 1, stride)
                         state[i] = frames if thin is None else thin(frames)
                     if channels["static"]:
-                        given = self._given(split, trajectory, "static")
-                        static[i] = given if thin is None else thin(given)
+                        fields = self._given(split, trajectory, "static")
+                        static[i] = fields if thin is None else thin(fields)
                     if channels["target"]:
-                        given = self._given(split, trajectory, "target")
-                        target[i] = given if thin is None else thin(given)
+                        fields = self._given(split, trajectory, "target")
+                        target[i] = fields if thin is None else thin(fields)
                     if self._num_parameters:
                         parameters[i] = self._parameters(split, trajectory)
         except FloatingPointError as error:
@@ -386,11 +386,11 @@ def _check_source(source: Source) -> None:
         if points.ndim != 1 or len(points) < 2 or not np.isfinite(points).all() or (np.diff(points) <= 0).any():
             raise DataError(f"coordinate '{axis.name}' of task '{name}' is not finite and increasing")
     largest = float(np.finfo(np.float64).max)
-    for what, given, most in (("frames", source.frames, source.num_frames), ("steps", source.steps, largest)):
-        if given is None:
+    for what, entries, most in (("frames", source.frames, source.num_frames), ("steps", source.steps, largest)):
+        if entries is None:
             continue
         for split, count in source.splits.items():
-            values = np.asarray(given.get(split, ()))
+            values = np.asarray(entries.get(split, ()))
             if source.task.steady or values.shape != (count,) or not ((values > 0) & (values <= most)).all():
                 raise DataError(
                     f"task '{name}': {what} of its {count} {split} trajectories must be as many numbers, above 0 and "

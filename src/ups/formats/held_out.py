@@ -94,8 +94,8 @@ def _check_same(own: TaskSpec, coordinates: tuple[Float64, ...], other: Reader) 
             f"task '{name}': the other data have the parameters {parameters[1]}, and the model {parameters[0]}",
             hint="score on data with the same parameters; their values may lie elsewhere",
         )
-    places = zip(coordinates, other.coordinates, strict=True)
-    if space != other.space or any(np.abs(a - b).max() > 0.01 * np.diff(a).min(initial=np.inf) for a, b in places):
+    pairs = zip(coordinates, other.coordinates, strict=True)
+    if space != other.space or any(np.abs(a - b).max() > 0.01 * np.diff(a).min(initial=np.inf) for a, b in pairs):
         raise ConfigError(
             f"task '{name}': the other data have a grid of {other.space}, and the model {space} or other points",
             hint="score on data on the same grid, with its points in the same places",

@@ -60,10 +60,10 @@ def folder_files(path: Path) -> list[Path]:
     """The files of arrays, all of one kind, in a folder that is no Zarr group; none of any other path."""
     if isinstance(path, BucketPath) or not path.is_dir() or any((path / name).exists() for name in _ZARR):
         return []
-    found = sorted((file for file in path.iterdir() if file.name[0] != "."), key=lambda file: natural(file.name))
+    files = sorted((file for file in path.iterdir() if file.name[0] != "."), key=lambda file: natural(file.name))
     # No pipe or device: it would be waited for.
-    found = [file for file in found if file.is_file() or (file.suffix == ".zarr" and file.is_dir())]
-    by_suffix = ([file for file in found if file.suffix == suffix] for suffix in _SUFFIXES)
+    files = [file for file in files if file.is_file() or (file.suffix == ".zarr" and file.is_dir())]
+    by_suffix = ([file for file in files if file.suffix == suffix] for suffix in _SUFFIXES)
     return next((files for files in by_suffix if files), [])
 
 

@@ -187,7 +187,7 @@ def recognize(evidence: Evidence, stated: str | None) -> tuple[Problem | None, s
     """
     if stated is not None:
         problem = _stated(evidence, stated)
-        return problem, f"stated by the user, not by the file: it holds {stated}. {_taken(problem)}"
+        return problem, f"stated by the user, not by the file: it holds {stated}. {_assumed(problem)}"
     for problem in PROBLEMS.values():
         by_name = re.fullmatch(problem.published, evidence.file_name)
         in_groups = problem.form.startswith("groups")
@@ -202,7 +202,7 @@ def recognize(evidence: Evidence, stated: str | None) -> tuple[Problem | None, s
             )
         problem = _bounded(problem, evidence)
         source = "its file name" if by_name else "the output path in its embedded configuration"
-        return problem, f"taken for PDEBench's {problem.name} by {source}. {_taken(problem)}"
+        return problem, f"taken for PDEBench's {problem.name} by {source}. {_assumed(problem)}"
     return None, "the equation is unknown: nothing in the file says which one it solves, and its shape is no evidence"
 
 
@@ -258,7 +258,7 @@ def _contradiction(problem: Problem, evidence: Evidence) -> str:
     return ""
 
 
-def _taken(problem: Problem) -> str:
+def _assumed(problem: Problem) -> str:
     text = f"Its equation and its boundary ({problem.boundary}) are those of that problem"
     if problem.conserved:
         text += f", and so is that {', '.join(problem.conserved)} is conserved"

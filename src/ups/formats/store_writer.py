@@ -102,9 +102,9 @@ class StoreWriter:
         if split not in SPLITS:
             raise DataError(f"splits are {', '.join(SPLITS)}, not '{split}'")
         length, step = self._checked_time(frames, dt)
-        given: dict[Role, npt.ArrayLike | FrameSource | None] = {"state": state, "static": static, "target": target}
+        fields: dict[Role, npt.ArrayLike | FrameSource | None] = {"state": state, "static": static, "target": target}
         arrays: dict[str, FrameSource] = {}
-        for role, values in given.items():
+        for role, values in fields.items():
             channels, what = self.task.num_channels(role), f"{role} of '{self.task.name}'"
             frame_shape = (channels, *self._space)
             if channels and callable(values):

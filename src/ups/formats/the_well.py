@@ -137,15 +137,15 @@ def task_of(layouts: list[WellLayout], names: list[str], dt: float) -> TaskSpec:
         boundary: tuple[Boundary, Boundary] = ends.pop() if len(ends) == 1 else ("unknown", "unknown")
         axes.append(AxisSpec(axis, boundary, float((points[-1] - points[0]) * len(points) / (len(points) - 1))))
     # Fields, axes and parameters stand next to each other in results, so a name is given once.
-    taken = {"time", *(field.name for field in fields), *first.axes}
+    used = {"time", *(field.name for field in fields), *first.axes}
     parameters = []
     for name in names:
         values = np.concatenate([layout.parameters[name] for layout in layouts])
         low, high = float(values.min()), float(values.max())
         free = plain(name, "parameter")
-        while free in taken:
+        while free in used:
             free = f"{free[:50]}_parameter"
-        taken.add(free)
+        used.add(free)
         scale: Scale = "log" if low > 0 and high / low >= LOG_RATIO else "linear"
         parameters.append(ParameterSpec(free, minimum=low, maximum=high, scale=scale))
     return TaskSpec(first.name, fields, tuple(axes), tuple(parameters), dt)

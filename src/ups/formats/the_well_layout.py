@@ -347,11 +347,11 @@ class _Understanding:
         steps = np.empty(len(times))
         uneven = False
         for row, count in enumerate(frames):
-            given = times[row, :count]
-            if (np.diff(given) <= 0).any():
+            present = times[row, :count]
+            if (np.diff(present) <= 0).any():
                 raise DataError(f"{self.path}: the times of trajectory {row} are not rising")
-            steps[row] = (given[-1] - given[0]) / (count - 1)
-            uneven = uneven or not equal_steps(given, float(steps[row]))
+            steps[row] = (present[-1] - present[0]) / (count - 1)
+            uneven = uneven or not equal_steps(present, float(steps[row]))
         if uneven:
             self.assumptions.append("frames are not equally far apart in time: the mean time step is taken")
         if (times[:, 0] != times[0, 0]).any():

@@ -1,4 +1,4 @@
-"""A bundle: what a person takes away from a run. Plain files, no pickle, committed like everything else on disk.
+"""A bundle: the trained model of a run. Plain files, no pickle, committed like everything else on disk.
 
     bundle.json        format version, networks, packages needed, context, tasks, statistics, grids, scores, provenance
     model.safetensors  weights and normalization tables
@@ -87,7 +87,7 @@ class BundleInfo:
         return tuple(len(c) for c in self.coordinates[task])
 
     def needs(self) -> list[dict[str, str]]:
-        """The parts of other packages without which nobody can use the bundle: kind, name, distribution, version."""
+        """The parts of other packages that the bundle needs: kind, name, distribution, version."""
         origins = {network.type: MODELS.origin(network.type) for network in self.networks.values()}
         return [
             {"kind": one.kind, "name": one.name, "distribution": one.distribution, "version": one.version}
@@ -344,12 +344,12 @@ def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in parts.items()}
-            if found != expected:
-                wrong = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+            stored = {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in parts.items()}
+            if stored != expected:
+                wrong = min(name for name in stored.keys() | expected.keys() if stored.get(name) != expected.get(name))
                 raise BundleError(
                     f"{path} does not hold the weights that bundle.json describes: '{wrong}' is "
-                    f"{_words(found.get(wrong))}, expected {_words(expected.get(wrong))}",
+                    f"{_words(stored.get(wrong))}, expected {_words(expected.get(wrong))}",
                     hint="put together from two runs: export it again; of an earlier version: train it again",
                 )
             with torch.inference_mode(False):
@@ -384,9 +384,9 @@ def _unit(unit: str) -> _Raw:
 def _example(info: BundleInfo) -> str:
     task = info.tasks[0]
     values = ", ".join(f'"{p.name}": {(p.minimum + p.maximum) / 2:.4g}' for p in task.parameters)
-    given = "static=fields" if task.steady else "state, steps=20"
+    inputs = "static=fields" if task.steady else "state, steps=20"
     parameters = f", parameters={{{values}}}" if values else ""
-    return f'result = simulator.rollout({given}{parameters}, task="{task.name}")  # xarray.Dataset'
+    return f'result = simulator.rollout({inputs}{parameters}, task="{task.name}")  # xarray.Dataset'
 
 
 def _number(value: Any) -> str:

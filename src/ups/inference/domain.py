@@ -67,7 +67,7 @@ def labeled_in(label: str, value: Any) -> dict[str, Any]:
 
 
 def _is_xarray(value: Any, *kinds: str) -> bool:
-    module = sys.modules.get("xarray")  # without it nobody has an object of it; subclasses come from any module
+    module = sys.modules.get("xarray")  # without it there are no objects of it; subclasses come from any module
     return module is not None and isinstance(value, tuple(getattr(module, kind) for kind in kinds))
 
 
@@ -84,17 +84,17 @@ def given_coordinates(task: TaskSpec, explicit: Any, inputs: Mapping[str, Any]) 
     explicit: a mapping from axis to values, or None. inputs: label -> what was given as state or static fields; those
     of xarray carry coordinates, also as values of a dict.
     """
-    found: dict[str, tuple[str, Float64]] = {}
+    sources: dict[str, tuple[str, Float64]] = {}
     for label, source in _sources(task, explicit, inputs):
         for axis in task.axes:
             if axis.name not in source:
                 continue
             check_units(f"coordinate '{axis.name}'", source[axis.name], axis.unit)
             values = _values(source[axis.name], axis.name)
-            if axis.name in found and not _close(values, found[axis.name][1]):
-                raise BundleError(f"{found[axis.name][0]} and {label} have different coordinates '{axis.name}'")
-            found[axis.name] = (label, values)
-    return {name: values for name, (_, values) in found.items()}
+            if axis.name in sources and not _close(values, sources[axis.name][1]):
+                raise BundleError(f"{sources[axis.name][0]} and {label} have different coordinates '{axis.name}'")
+            sources[axis.name] = (label, values)
+    return {name: values for name, (_, values) in sources.items()}
 
 
 def _sources(task: TaskSpec, explicit: Any, inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -121,12 +121,12 @@ def _values(value: Any, name: str) -> Float64:
 
 
 def fit_domain(
-    task: TaskSpec, trained: tuple[Float64, ...], space: tuple[int, ...], given: Mapping[str, Float64], *, rescale: bool
+    task: TaskSpec, trained: tuple[Float64, ...], space: tuple[int, ...], axes: Mapping[str, Float64], *, rescale: bool
 ) -> Domain:
     """The grid of a rollout over `space` points. Raises BundleError for a domain that is not the trained one, and for a
     grid that cannot be resampled to the training grid.
 
-    trained: coordinates of the training grid; given: axis -> coordinates of the input, where it has them.
+    trained: coordinates of the training grid; axes: axis -> coordinates of the input, where it has them.
     rescale: map another domain to the trained one, if that is a change of the unit of length or of the origin.
     """
     _check_grid(task, tuple(len(known) for known in trained), space)
@@ -134,7 +134,7 @@ def fit_domain(
     factors: dict[str, float] = {}
     for axis, known, points in zip(task.axes, trained, space, strict=True):
         expected = regrid(known, points, axis)
-        values = given.get(axis.name, expected)
+        values = axes.get(axis.name, expected)
         first = values[0]
         if len(values) != points:
             raise BundleError(f"coordinate '{axis.name}' has {len(values)} values for {points} points of the fields")
@@ -145,8 +145,8 @@ def fit_domain(
             first = expected[0]
         coordinates.append(values)
         offsets.append(float(known[0] - first) / _length(known, axis, known))
-    _check_one_unit(task, factors, given)
-    assumed = tuple(a.name for a in task.axes if a.name not in given)
+    _check_one_unit(task, factors, axes)
+    assumed = tuple(a.name for a in task.axes if a.name not in axes)
     resampling = Resampling(task, space, [len(known) for known in trained], offsets)
     return Domain(tuple(coordinates), trained, resampling, ", ".join(mapped), assumed)
 
@@ -279,11 +279,11 @@ def _wrong_ends(axis: AxisSpec, known: Float64, values: Float64) -> tuple[str, s
     return None
 
 
-def _check_one_unit(task: TaskSpec, factors: Mapping[str, float], given: Mapping[str, Float64]) -> None:
+def _check_one_unit(task: TaskSpec, factors: Mapping[str, float], coordinates: Mapping[str, Float64]) -> None:
     """A change of the unit of length stretches all axes alike; anything else would be another equation."""
     if not factors:
         return
-    stretched = {a.name: factors.get(a.name, 1.0) for a in task.axes if a.name in given}
+    stretched = {a.name: factors.get(a.name, 1.0) for a in task.axes if a.name in coordinates}
     low, high = min(stretched.values()), max(stretched.values())
     if high - low > 1e-3 * high:
         words = ", ".join(f"{name} by {factor:.4g}" for name, factor in stretched.items())

@@ -1,4 +1,4 @@
-"""From what a person has (numpy, torch, xarray, a dict of fields) to checked tensors, with one clear line per mistake.
+"""From user input (numpy, torch, xarray, a dict of fields) to checked tensors, with one clear line per mistake.
 
 Shape legend: B samples, T given frames, C channels, S space, P parameters.
 """
@@ -89,12 +89,12 @@ def read_start(
             command_hint="INPUT must hold these fields",
         )
     frames = None if task.steady else _fields(task, "state", state, context_frames)
-    given = _fields(task, "static", static, 1) if task.fields_of("static") else None
-    if given is None and static is not None and not is_dataset(static):
+    fixed = _fields(task, "static", static, 1) if task.fields_of("static") else None
+    if fixed is None and static is not None and not is_dataset(static):
         raise BundleError(f"task '{task.name}' has no static fields, but some were given")
-    space = _common_space(task, tuple(len(c) for c in trained), frames, given)
-    batched = any(part is not None and part[1] for part in (frames, given))
-    num_samples = _common_samples(task, frames, given)
+    space = _common_space(task, tuple(len(c) for c in trained), frames, fixed)
+    batched = any(part is not None and part[1] for part in (frames, fixed))
+    num_samples = _common_samples(task, frames, fixed)
     values = _parameters(task, parameters, num_samples)
     batched = batched or (values is not None and values.shape[0] > 1)
     num_samples = max(num_samples, values.shape[0])
@@ -102,11 +102,11 @@ def read_start(
     if domain.assumed:
         notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
     frames, lost = _onto(domain, "state", frames)
-    given, lost_given = _onto(domain, "static", given)
+    fixed, lost_given = _onto(domain, "static", fixed)
     batch = Batch.of(
         task,
         state=None if frames is None else _expand(frames, num_samples),
-        static=None if given is None else _expand(given, num_samples)[:, 0],
+        static=None if fixed is None else _expand(fixed, num_samples)[:, 0],
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
         dt=step,
         coordinates=[np.array(c) for c in domain.trained],
@@ -353,12 +353,12 @@ def _last_time(task: TaskSpec, clock: Any, num_frames: int, step: float, notes: 
 
 
 def _common_space(task: TaskSpec, default: tuple[int, ...], *parts: Part | None) -> tuple[int, ...]:
-    found = [part[0].shape[3:] for part in parts if part is not None]
-    if len(set(found)) > 1:
+    spaces = [part[0].shape[3:] for part in parts if part is not None]
+    if len(set(spaces)) > 1:
         raise BundleError(
-            f"state and static fields of task '{task.name}' are on different grids: {found[0]} and {found[1]}"
+            f"state and static fields of task '{task.name}' are on different grids: {spaces[0]} and {spaces[1]}"
         )
-    return tuple(found[0]) if found else default
+    return tuple(spaces[0]) if spaces else default
 
 
 def _common_samples(task: TaskSpec, *parts: Part | None) -> int:
@@ -375,15 +375,15 @@ def _common_samples(task: TaskSpec, *parts: Part | None) -> int:
 
 def check_parameters(task: TaskSpec, names: Iterable[Any]) -> None:
     """Raises BundleError unless these are the names of all parameters of a task."""
-    known, given = [p.name for p in task.parameters], list(names)
-    for name in given:
+    known, present = [p.name for p in task.parameters], list(names)
+    for name in present:
         if name not in known:
             raise BundleError(
                 f"task '{task.name}' has no parameter '{name}'{suggestion(str(name), known)}",
                 hint=f"its parameters are {', '.join(known) or 'none'}",
             )
     for spec in task.parameters:
-        if spec.name not in given:
+        if spec.name not in present:
             trained = f"it was trained between {spec.minimum:g} and {spec.maximum:g}"
             raise BundleError(
                 f"parameter '{spec.name}' of task '{task.name}' is missing",

@@ -196,16 +196,16 @@ class Layout:
             "diverged_at": (self.lead, self.by_sample(step), {"long_name": "step of divergence, 0 if there is none"}),
         }
         if not self.task.steady:
-            kept = self.every * np.arange(1, self.num_frames + 1)
-            after = self.by_sample((step[:, None] > 0) & (kept >= step[:, None]))
+            steps = self.every * np.arange(1, self.num_frames + 1)
+            after = self.by_sample((step[:, None] > 0) & (steps >= step[:, None]))
             values["diverged"] = ((*self.lead, "time"), after, {"long_name": "at or after the step of divergence"})
-        taken = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
-        found: dict[str, _Variable] = {}
+        used = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
+        named: dict[str, _Variable] = {}
         for name, variable in values.items():
-            while name in taken:  # a field of that name keeps it
+            while name in used:  # a field of that name keeps it
                 name += "_"
-            found[name] = variable
-        return found
+            named[name] = variable
+        return named
 
 
 class Divergence:

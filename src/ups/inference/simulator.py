@@ -185,14 +185,14 @@ class Simulator:
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
         if members is not None:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
-        kept = steps // every
+        num_kept = steps // every
         predictor: Predictor = self._stepper
         if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
         batch = start.batch.to(self._device)
         batch = batch if members is None else batch.repeated(int(members))
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
-        sink = open_sink(Layout(spec, start, kept, every, trust, facts, members, reversed_axes=reversed_axes), out)
+        sink = open_sink(Layout(spec, start, num_kept, every, trust, facts, members, reversed_axes=reversed_axes), out)
         try:
             return self._run(predictor, batch, steps, every, start.domain.resampling, sink, progress)
         except BaseException as error:
@@ -311,7 +311,7 @@ class SimulatorModule(nn.Module):
         self, task: TaskSpec, state: Tensor | None, parameters: Parameters | None, static: Tensor | None
     ) -> tuple[Batch, Resampling]:
         dims, context = task.num_spatial_dims, self.stepper.context_frames
-        given: list[Tensor] = []
+        fields: list[Tensor] = []
         for name, part in (("state", state), ("static", static)):
             wanted = bool(task.fields_of("state" if name == "state" else "static"))
             if (part is not None) != wanted:
@@ -321,16 +321,16 @@ class SimulatorModule(nn.Module):
                 several = name == "state" and context > 1
                 if part.ndim != dims + 2 + several:
                     raise BundleError(f"{name} has shape {tuple(part.shape)}", hint=_shapes(task, context))
-                given.append(part[:, None] if name == "state" and not several else part)
-        space, num_samples, like = given[0].shape[-dims:], given[0].shape[0], self._like()
-        if any(part.shape[-dims:] != space or part.shape[0] != num_samples for part in given):
+                fields.append(part[:, None] if name == "state" and not several else part)
+        space, num_samples, like = fields[0].shape[-dims:], fields[0].shape[0], self._like()
+        if any(part.shape[-dims:] != space or part.shape[0] != num_samples for part in fields):
             raise BundleError("state and static differ in samples or grid", hint=_shapes(task, context))
         domain = fit_domain(task, self._grids[task.name], tuple(space), {}, rescale=False)
         resampling = domain.resampling
         batch = Batch.of(
             task,
-            state=None if state is None else resampling.onto(given[0].to(like), "state"),
-            static=None if static is None else resampling.onto(given[-1].to(like), "static"),
+            state=None if state is None else resampling.onto(fields[0].to(like), "state"),
+            static=None if static is None else resampling.onto(fields[-1].to(like), "static"),
             parameters=_parameters(task, parameters, num_samples, like),
             dt=task.dt,
             coordinates=[torch.from_numpy(c.copy()).to(like) for c in domain.trained],

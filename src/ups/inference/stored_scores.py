@@ -101,8 +101,8 @@ def _summaries(predictors: object) -> dict[str, Mapping[str, Any]]:
     """Name -> summary; a bundle keeps the summaries alone."""
     if not isinstance(predictors, dict):
         return {}
-    found = {str(name): one.get("summary", one) for name, one in predictors.items() if isinstance(one, dict)}
-    return {name: one for name, one in found.items() if isinstance(one, dict)}
+    summaries = {str(name): one.get("summary", one) for name, one in predictors.items() if isinstance(one, dict)}
+    return {name: one for name, one in summaries.items() if isinstance(one, dict)}
 
 
 def _plain_verdict(row: ScoreRow) -> str:

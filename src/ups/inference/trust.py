@@ -67,33 +67,33 @@ def kinds_of(flags: int) -> list[str]:
 def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     """Everything about a rollout of `steps` steps from `start` that the bundle was not trained or scored for."""
     every = np.ones(start.batch.num_samples, np.bool_)
-    found: list[tuple[str, Flags, str]] = []
+    doubts: list[tuple[str, Flags, str]] = []
     statistics = info.statistics[spec.name]
     about_samples = [*_parameters(spec, start), *_amplitudes(spec, start, statistics)]
     about_samples += _descriptors(spec, start, statistics)
     for kind, samples, text in about_samples:
-        found.append((kind, samples, _named(samples, batched=start.batched) + text))
+        doubts.append((kind, samples, _named(samples, batched=start.batched) + text))
     if start.domain.resampling.given != start.batch.space:
-        found.append(("grid", every, _grid(start)))
+        doubts.append(("grid", every, _grid(start)))
     if start.domain.rescaled:
         text = f"the domain was mapped to the trained one ({start.domain.rescaled}); the physics was not rescaled"
-        found.append(("domain_rescaled", every, text))
+        doubts.append(("domain_rescaled", every, text))
     notes = list(start.notes)
     scored = scored_steps(info.scores, spec.name)
     if not spec.steady and scored is not None and steps > scored:
         text = f"{steps} steps are {steps / scored:.3g} times longer than the {scored} that were scored"
-        found.append(("rollout_length", every, text))
+        doubts.append(("rollout_length", every, text))
     if text := not_better(info.scores, spec.name):
-        found.append(("not_better", every, text))
+        doubts.append(("not_better", every, text))
     if spec.name not in info.scores:
         notes.append("this bundle has no scores of this task")
     if not statistics.ranges:
         notes.append("this bundle has no ranges of descriptors: it cannot tell whether a state is unlike its training")
     flags = np.zeros(len(every), np.int32)
-    for kind, samples, _ in found:
+    for kind, samples, _ in doubts:
         flags[samples] |= 1 << KINDS.index(kind)
     limits = DivergenceLimits.of(spec, statistics)
-    return Trust(flags, tuple(text for _, _, text in found), tuple(notes), limits)
+    return Trust(flags, tuple(text for _, _, text in doubts), tuple(notes), limits)
 
 
 def scored_steps(scores: Mapping[str, Any], task: str) -> int | None:
@@ -110,7 +110,7 @@ def scored_steps(scores: Mapping[str, Any], task: str) -> int | None:
 
 
 def _parameters(spec: TaskSpec, start: Start) -> list[tuple[str, Flags, str]]:
-    found = []
+    doubts = []
     for number, parameter in enumerate(spec.parameters):
         values = start.batch.parameters[:, number].double().numpy()
         width = parameter.maximum - parameter.minimum
@@ -124,8 +124,8 @@ def _parameters(spec: TaskSpec, start: Start) -> list[tuple[str, Flags, str]]:
                 f"parameter {parameter.name}={values[worst]:.6g} is outside the training range "
                 f"[{parameter.minimum:g}, {parameter.maximum:g}] by {outside[worst]:.3g}{far}"
             )
-            found.append(("parameter_range", samples, text))
-    return found
+            doubts.append(("parameter_range", samples, text))
+    return doubts
 
 
 def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tuple[str, Flags, str]]:
@@ -133,7 +133,7 @@ def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tu
         ("state", start.batch.state, statistics.state_mean, statistics.state_std),
         ("static", start.batch.static[:, None], statistics.static_mean, statistics.static_std),
     )
-    found = []
+    doubts = []
     for role, frames, means, deviations in roles:
         for channel, name in enumerate(spec.channel_names(role)):
             mean, deviation = means[channel], max(deviations[channel], 1e-6 * abs(means[channel]))
@@ -148,15 +148,15 @@ def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tu
                     f"{role} {name} is unlike the training data: its RMS is {rms[worst]:.3g} and its largest value "
                     f"{peak[worst]:.3g} deviations away from the training mean {mean:.3g} (deviation {deviation:.3g})"
                 )
-                found.append(("amplitude", samples, text))
-    return found
+                doubts.append(("amplitude", samples, text))
+    return doubts
 
 
 def _descriptors(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tuple[str, Flags, str]]:
     """Given frames and fields with a descriptor outside of the usual ones; nothing where no ranges are known."""
     names = descriptor_names(spec.axes, start.batch.space)
     parts: tuple[tuple[Role, Tensor], ...] = (("state", start.batch.state), ("static", start.batch.static[:, None]))
-    found = []
+    doubts = []
     for role, frames in parts:
         if not statistics.ranges.get(role) or not frames.numel():
             continue
@@ -174,8 +174,8 @@ def _descriptors(spec: TaskSpec, start: Start, statistics: Statistics) -> list[t
                     f"{role} {name} is unlike the training data: its {names[number]} is {value:.3g}, "
                     f"the training data have {low[channel, number]:.3g} to {high[channel, number]:.3g}"
                 )
-                found.append(("descriptor", samples, text))
-    return found
+                doubts.append(("descriptor", samples, text))
+    return doubts
 
 
 def _named(samples: Flags, *, batched: bool) -> str:
@@ -193,8 +193,8 @@ def _named(samples: Flags, *, batched: bool) -> str:
 
 
 def _grid(start: Start) -> str:
-    given, trained = start.domain.resampling.given, start.batch.space
-    text = f"resampled from {points_text(given)} points to the training grid of {points_text(trained)} and back"
-    if all(n <= points for n, points in zip(given, trained, strict=True)):
+    space, trained = start.domain.resampling.given, start.batch.space
+    text = f"resampled from {points_text(space)} points to the training grid of {points_text(trained)} and back"
+    if all(n <= points for n, points in zip(space, trained, strict=True)):
         return text
     return f"{text}: finer scales are lost, up to {start.lost:.1%} of the RMS of a given field"

@@ -90,7 +90,7 @@ class StageModule(LightningModule):
         self.num_steps = self._config.steps
         self.progress = Progress(stage_index=index, total_steps=self.num_steps)
         self.ema: Ema | None = None
-        self._kept: dict[str, Any] = {}
+        self._saved: dict[str, Any] = {}
         self._seen: list[dict[str, Tensor]] = []
 
     def configure_optimizers(self) -> Optimizer:
@@ -172,17 +172,17 @@ class StageModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._kept = checkpoint["ups"]
-        self.progress = Progress.from_json(self._kept["progress"])
+        self._saved = checkpoint["ups"]
+        self.progress = Progress.from_json(self._saved["progress"])
 
     def _restore(self) -> None:
         averages = self.stage.averages
         with torch.no_grad():
-            if self.ema is not None and self._kept.get("ema") is not None:
+            if self.ema is not None and self._saved.get("ema") is not None:
                 for name, tensor in self.ema.tensors.items():
-                    tensor.copy_(self._kept["ema"][name])
-            if averages is not None and self._kept.get("averages") is not None:
-                averages.values.copy_(self._kept["averages"])
+                    tensor.copy_(self._saved["ema"][name])
+            if averages is not None and self._saved.get("averages") is not None:
+                averages.values.copy_(self._saved["averages"])
 
 
 def write_bundle(recipe: Recipe, opened: OpenData, module: StageModule, directory: str | Path) -> Path:
@@ -217,9 +217,9 @@ class StageData(LightningDataModule):
             trainer = self.trainer
             assert trainer is not None
             kind = "cuda" if self._module.device.type == "cuda" else "cpu"
-            place = RankInfo(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices, kind)  # type: ignore[arg-type]
+            rank_info = RankInfo(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices, kind)  # type: ignore[arg-type]
             index = self._module.progress.stage_index
-            self._loader = stage_loader(self._recipe, self._opened, place, index, self._module.stage)
+            self._loader = stage_loader(self._recipe, self._opened, rank_info, index, self._module.stage)
         loader = self._loader
         loader.load_state_dict({"step": first})
         while True:

@@ -142,15 +142,15 @@ def num_gpus(text: str) -> int:
     return int(text.partition(":")[2] or 0)
 
 
-def secret_names(recipe: str, given: Sequence[str]) -> list[str]:
+def secret_names(recipe: str, names: Sequence[str]) -> list[str]:
     """The names of all secrets: those that the recipe refers to, and those that were given."""
-    return sorted({*_REFERENCE.findall(recipe), *given})
+    return sorted({*_REFERENCE.findall(recipe), *names})
 
 
-def plain_variables(given: Sequence[str]) -> dict[str, str]:
+def plain_variables(texts: Sequence[str]) -> dict[str, str]:
     """Variables by name, of NAME=VALUE. Raises ConfigError for what looks like a secret, and then shows no value."""
     variables = {}
-    for one in given:
+    for one in texts:
         name, equals, value = one.partition("=")
         if _SECRET_WORDS.search(name) or holds_secret(value):
             raise ConfigError(

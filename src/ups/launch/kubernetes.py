@@ -87,7 +87,7 @@ class KubernetesJob:
             )
         for word in self.node_labels:
             check_word("--node-label", word, _LABEL, "pool=h100 (KEY=VALUE)")
-        # In bytes without a unit, which nobody means. Names and other values are checked by the cluster.
+        # A number without a unit means bytes, and is refused. Names and other values are checked by the cluster.
         check_word("--memory", self.memory, _AMOUNT, "64Gi")
         plain_variables(self.variables)
 
@@ -100,8 +100,8 @@ def not_in_pods(resolved: ResolvedRecipe, secret: str) -> list[str]:
     """What the recipe refers to and the pods would not have, unless the image brings it."""
     recipe = resolved.recipe
     tasks = [[task.path] if isinstance(task.path, str) else task.path for task in recipe.data.tasks]
-    places = [*(path for paths in tasks for path in paths), recipe.run.dir or ""]
-    outside = [path for path in places if path.startswith("/") and not path.startswith(f"{PLACE}/")]
+    paths = [*(path for paths in tasks for path in paths), recipe.run.dir or ""]
+    outside = [path for path in paths if path.startswith("/") and not path.startswith(f"{PLACE}/")]
     problems = [
         f"{path}: the pods see only what is below {PLACE}; name it relative to this directory" for path in outside
     ]
@@ -119,9 +119,9 @@ def text(job: KubernetesJob) -> str:
 
 def manifests(job: KubernetesJob) -> list[dict[str, Any]]:
     """The JobSet; or the Job, with its Service where there are several hosts."""
-    place = {"namespace": job.namespace} if job.namespace else {}
+    namespace = {"namespace": job.namespace} if job.namespace else {}
     label = {"ups-run": job.name}
-    about = {"name": job.name, "labels": label, **place}
+    about = {"name": job.name, "labels": label, **namespace}
     template = {"metadata": {"labels": label}, "spec": _pod(job)}
     work = {
         "completionMode": "Indexed",
@@ -224,7 +224,7 @@ def _shell(job: KubernetesJob) -> str:
     if job.hosts == 1:
         return f"exec {words}"
     head = f"{job.pod(0)}.{job.name}"
-    place = f'--hosts {job.hosts} --host "$JOB_COMPLETION_INDEX" --address {head}:{PORT}'
+    options = f'--hosts {job.hosts} --host "$JOB_COMPLETION_INDEX" --address {head}:{PORT}'
     # The name of the first pod comes up with it. PID 1 ignores SIGTERM unless it installs a handler.
     wait = f"trap 'exit {ASKED}' TERM; until getent hosts {head} >/dev/null; do sleep 1; done"
-    return f"{wait}; exec {words} {place}"
+    return f"{wait}; exec {words} {options}"

@@ -144,17 +144,17 @@ def _run(job: SkyPilotJob) -> list[str]:
     program = shlex.join(module_command("ups", "train" if several else "run", python="python3"))
     rest = shlex.join(["--ranks", str(machine.ranks), *changes(machine)])
     words, results = f'{program} "$HOME/{PLACE}/{RECIPE_NAME}" {rest}', leave_results(machine)
-    place = [f"mkdir -p {VOLUME} && cd {VOLUME} || exit 5"] if job.volume else []
+    setup = [f"mkdir -p {VOLUME} && cd {VOLUME} || exit 5"] if job.volume else []
     if several:
-        place.append('head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)')
+        setup.append('head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)')
         words += f' --hosts {job.nodes} --host "$SKYPILOT_NODE_RANK" --address "$head:{PORT}"'
         # One of them is enough: they see the same directory.
         results = ['if [ "$SKYPILOT_NODE_RANK" -eq 0 ]; then', *(f"  {line}" for line in results), "fi"]
-    return ["set -u", *enter(machine), *place, *fetch(machine), *run(machine, words), *results, 'exit "$code"']
+    return ["set -u", *enter(machine), *setup, *fetch(machine), *run(machine, words), *results, 'exit "$code"']
 
 
 class _Blocks(yaml.SafeDumper):
-    """Scripts as blocks that a person can read."""
+    """Scripts as readable blocks."""
 
 
 def _block(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

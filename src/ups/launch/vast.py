@@ -1,6 +1,6 @@
 """The life of a machine at Vast: found below a price, made, watched, its results fetched, and destroyed on every path.
 
-Whether it is gone is read from the list of all machines, not from the answer to a request. If nobody can say that it is
+Whether it is gone is read from the list of all machines, not from the answer to a request. If none confirms that it is
 gone, that is an error (`instance_left`) which names it. The program of the machine starts with a watchdog. It knows the
 deadline, sees when the run has ended, and destroys the machine with the key that Vast gives to each of its machines
 (CONTAINER_ID, CONTAINER_API_KEY). So the launcher may be killed.
@@ -70,7 +70,7 @@ def onstart(machine: RentedJob) -> str:
 
 
 def watch(machine: RentedJob) -> str:
-    """What destroys the machine: when its hours are over, or when the run has ended and nobody has fetched it."""
+    """What destroys the machine: when its hours are over, or when the run has ended and was not fetched."""
     return _WATCH.replace("@DEADLINE", str(machine.deadline)).replace("@COLLECT", str(COLLECT_SECONDS))
 
 
@@ -400,7 +400,7 @@ class _Life:
         return ended(text)
 
     def _collected(self, number: int, code: int, uploaded: bool) -> RentalOutcome:
-        """The results, copied next to the files that are here; results that nobody has copied are lost."""
+        """The results, copied next to the files that are here; results that were not copied are lost."""
         to = self._job.run_dir
         if RunDir(to).run_json.exists():
             to = to.with_name(f"{to.name}-vast-{number}")

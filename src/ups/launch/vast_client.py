@@ -38,7 +38,7 @@ class VastClient:
         return [row for row in _list(self._json(words)) if isinstance(row.get("id"), int)]
 
     def create(self, words: Sequence[str]) -> int:
-        """The number of the new machine. Raises VastSilent if there may be one that nobody knows the number of."""
+        """The number of the new machine. Raises VastSilent if there may be one whose number is unknown."""
         answer = self._json(words)
         number = answer.get("new_contract") if isinstance(answer, dict) else None
         if not isinstance(number, int) or answer.get("success") is not True:

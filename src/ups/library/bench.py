@@ -59,8 +59,8 @@ def bench_recipe(recipe: Recipe, out: Path, models: Sequence[str] = (), *, progr
     plain["stages"] = [stage | {"budget_clock": "cpu"} for stage in plain["stages"]]
     runs = [_trained(plain, progress)]
     seconds = _cost(runs[0])["CPU seconds"] / len(tasks)
-    for (name, number), place in labels.items():
-        plain = _baseline(recipe, name, number, seconds, _placed(recipe, place, out))
+    for (name, number), run_name in labels.items():
+        plain = _baseline(recipe, name, number, seconds, _placed(recipe, run_name, out))
         runs.append(_trained(plain, progress))
     comparison = compare(*runs, progress=progress)
     costs = dict(zip(comparison.models, map(_cost, runs), strict=True))

@@ -161,8 +161,8 @@ class Dataset:
             numbers = np.arange(first, min(first + size, len(index)), dtype=np.int64)
             if order is not None:
                 numbers = order.forward(numbers)
-            places = [index.locate(int(number)) for number in numbers]
-            block = reader.read_block(split, [p[0] for p in places], [p[1] for p in places], index.read_frames)
+            windows = [index.locate(int(number)) for number in numbers]
+            block = reader.read_block(split, [p[0] for p in windows], [p[1] for p in windows], index.read_frames)
             yield Batch.of(
                 self.task,
                 state=block.state,

@@ -78,11 +78,11 @@ def stage_alone(resolved: ResolvedRecipe, run_dir: Path, stage: str, changes: li
     """
     recipe = resolved.recipe
     index = _index(recipe, stage)
-    place = f"{run_dir}-{stage}"
+    own_dir = f"{run_dir}-{stage}"
     document: Any = plain_data(recipe)
     start = _start(recipe, run_dir, index)
     document["stages"] = [document["stages"][index] | ({} if start is None else {"start_from": start})]
-    document["run"] |= {"name": Path(place).name, "dir": place}
+    document["run"] |= {"name": Path(own_dir).name, "dir": own_dir}
     own = [change for change in changes if change.partition(".")[0].strip() == "run"]
     return resolve_data(document, own, name=f"stage '{stage}' of the recipe")
 

@@ -187,9 +187,9 @@ def _fetch_store(task: TaskConfig, source: SourceConfig, progress: Callable[[int
     from ups.data.fetch import fetch, find
 
     name = find(source.dataset or "").name
-    places = [_place_in(path, name, task.name) for path in task.paths]
-    out, files = places[0][0], [file for _, file in places if file]
-    if any(other != out for other, _ in places):
+    targets = [_place_in(path, name, task.name) for path in task.paths]
+    out, files = targets[0][0], [file for _, file in targets if file]
+    if any(other != out for other, _ in targets):
         raise ConfigError(
             f"task '{task.name}': its paths lie in several copies of {name}", hint="name files of one directory"
         )

@@ -62,8 +62,8 @@ class Scores:
 
     def write(self, folder: str | os.PathLike[str] | None = None, *, page: bool = False) -> list[Path]:
         """Write scores.json, and with `page` the report; default next to the model. Returns what was written."""
-        place = Path(folder) if folder is not None else self.folder
-        return write_scores(place, self._trained, self.results, page=page, scoring_seconds=self._seconds)
+        target = Path(folder) if folder is not None else self.folder
+        return write_scores(target, self._trained, self.results, page=page, scoring_seconds=self._seconds)
 
     def __str__(self) -> str:
         return score_lines(self.results)

@@ -129,8 +129,8 @@ def row_of(device_name: str) -> str | None:
 
     All words of a row's name must be in that name; of several rows the one that says most.
     """
-    given = device_name.lower().replace(" ", "").replace("-", "")
-    fitting = [key for key in known_devices() if all(word in given for word in key.split("-"))]
+    name = device_name.lower().replace(" ", "").replace("-", "")
+    fitting = [key for key in known_devices() if all(word in name for word in key.split("-"))]
     return max(fitting, key=len, default=None)
 
 
@@ -173,7 +173,7 @@ def this_cpu() -> Device:
         watches = [_one_pass(pieces, sizes) for _ in range(_REPEATS + 1)][1:]
     finally:
         torch.set_num_threads(threads)
-    # The same operations in every pass: the median of each is what it takes when nobody disturbs it.
+    # The same operations in every pass: the median of each is its undisturbed time.
     times = [statistics.median(column) for column in zip(*(w.seconds for w in watches), strict=True)]
     done = list(zip(watches[0].operations, times, strict=True))
     launch = statistics.median([t for op, t in done if op.num_bytes < _SMALL_BYTES])

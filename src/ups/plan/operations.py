@@ -85,14 +85,14 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def operation_of(func: Any, args: Any, kwargs: Any, out: Any, results: list[Tensor]) -> Operation:
     """What one call does. Arithmetic of products, convolutions and transforms; of everything else only its bytes."""
-    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     writes_in_place = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-    num_bytes = sum(_size(x) for x in given) + (0 if writes_in_place else sum(_size(x) for x in results))
+    num_bytes = sum(_size(x) for x in inputs) + (0 if writes_in_place else sum(_size(x) for x in results))
     name = func._schema.name
     if name.startswith("aten::_fft"):
-        points = max(x.numel() for x in (*given, *results))
+        points = max(x.numel() for x in (*inputs, *results))
         dims = args[1] if len(args) > 1 else (-1,)
-        length = math.prod(given[0].shape[d] for d in dims)
+        length = math.prod(inputs[0].shape[d] for d in dims)
         return Operation(FOURIER, 5.0 * points * math.log2(max(2, length)), num_bytes)
     if name in (_FORWARD, _BACKWARD):
         return _convolution(name == _BACKWARD, args, num_bytes, results)

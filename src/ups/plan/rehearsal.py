@@ -96,9 +96,9 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
     rehearsal.trainable = sum(p.numel() for p in stage.parameters() if p.requires_grad)
     with contextlib.ExitStack() as stack:
         mesh = stack.enter_context(pretended_world(ranks, config.shard_ranks)) if strategy == "fsdp" else None
-        place = RankInfo(0, ranks, 0, ranks, "cpu")
+        rank_info = RankInfo(0, ranks, 0, ranks, "cpu")
         pretended = "single" if strategy == "ddp" else strategy
-        runtime = Runtime(place, _CPU, pretended, 0, None, None, mesh)
+        runtime = Runtime(rank_info, _CPU, pretended, 0, None, None, mesh)
         stack.enter_context(fake_tensors())
         make_fake(stage, [batch for kind in kinds for batch in kind.batches], dtype)
         watch = stack.enter_context(OperationTrace())
@@ -170,7 +170,7 @@ class _Buckets:
 
     def __init__(self, stage: Stage) -> None:
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
-        self._kept = [torch.empty_like(p) for p in self._parameters]
+        self._gradients = [torch.empty_like(p) for p in self._parameters]
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
@@ -179,8 +179,8 @@ class _Buckets:
 
     def hand_out(self) -> None:
         """Give every parameter its place in a bucket as its gradient."""
-        for parameter, kept in zip(self._parameters, self._kept, strict=True):
-            parameter.grad = kept
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -157,7 +157,7 @@ class BlackBox:
 
     @classmethod
     def unread(cls) -> BlackBox:
-        """A box in the memory of this process alone, for who records where nobody watches."""
+        """A box in the memory of this process alone, for recording without a supervisor."""
         return cls(mmap.mmap(-1, _RECORDS_OFFSET + _RECORD_SIZE), 1)
 
     def record(
@@ -246,7 +246,7 @@ class BlackBox:
         start = _RECORDS_OFFSET + (self._number - 1) % self._capacity * _RECORD_SIZE
         record = _parse(self._view[start : start + _USED])
         if record is None:
-            raise IntegrityError("the last record of the black box is torn", hint="somebody else writes into it")
+            raise IntegrityError("the last record of the black box is torn", hint="another process writes into it")
         return record
 
     def finish(self, step: int) -> None:

@@ -47,7 +47,7 @@ CAUSES: dict[str, str] = {
     "store_refused": "an object store does not give data: it is not there, or not for these credentials",
     "disk_full": "there is no space left where the run is written",
     "run_held": "another `ups train` works on this run, or a lock of it is held; nothing was started",
-    "instance_left": "a rented machine may still be there: nobody could say that it was destroyed",
+    "instance_left": "a rented machine may still be there: its destruction was not confirmed",
     "environment": "the machine lacks something: a limit, a library, a device, space on a disk",
     "missing_extra": "an optional dependency is not installed",
     "tracker": "a tracker could not be reached, or refused what it was sent",
@@ -65,7 +65,7 @@ CAUSES: dict[str, str] = {
 
 CRASH_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 
-# Symptoms of a peer that is gone. Bound to gloo, NCCL and the store, so that a reset connection of somebody's own data
+# Symptoms of a peer that is gone. Bound to gloo, NCCL and the store, so that a reset connection of a user's data
 # source is not taken for one.
 _PEER_GONE = re.compile(
     r"gloo.{0,200}?(Connection (closed|reset) by peer|Broken pipe|Read error|Write error|Socket closed)"

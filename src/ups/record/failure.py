@@ -11,7 +11,7 @@ threads, each into the rank's own files:
     failures/attempt_0/rank_00003.worker_00.*   the same of a loader worker: .json, and .crash.txt for both dumps
 
 A location is the innermost frame that the reader can change. Frames of the standard library and of installed packages
-are skipped if there is another one: "torch/nn/modules/module.py:1751" shows nobody what to fix. Locations are read from
+are skipped if there is another one: "torch/nn/modules/module.py:1751" explains nothing. Locations are read from
 live tracebacks and from the text that faulthandler and workers leave behind. Names of causes are in `causes.py`; the
 first cause among the ranks is found by `ups.supervise`.
 """
@@ -62,7 +62,7 @@ class Frame:
 
     @property
     def ours(self) -> bool:
-        """Whether somebody who reads the message can change this line: the person's code or this package."""
+        """Whether the reader of the message can change this line: user code or this package."""
         if self.path.startswith("<"):
             return False
         path = str(Path(self.path).resolve())
@@ -96,7 +96,7 @@ def frames_of_text(text: str) -> list[Frame]:
 
 
 def innermost(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame that somebody can change, else the innermost one; `frames` outermost first."""
+    """The innermost frame that the reader can change, else the innermost one; `frames` outermost first."""
     known = list(frames)
     own = [frame for frame in known if frame.ours]
     return own[-1] if own else known[-1] if known else None
@@ -105,7 +105,7 @@ def innermost(frames: Iterable[Frame]) -> Frame | None:
 def location_of_error(error: BaseException) -> Frame | None:
     """Where an exception was raised.
 
-    An error that ups raised `from` another one is reported at the place of that other one, if somebody can change it:
+    An error that ups raised `from` another one is reported at the location of that one, if the reader can change it:
     what wraps a reader's mistake is not the mistake.
     """
     origin = getattr(error, _ORIGIN, None)

@@ -124,7 +124,7 @@ MAX_JSON_DEPTH = 100
 def open_regular(path: Path, *, follow_link: bool = False) -> Iterator[BinaryIO | None]:
     """A regular file for reading; None for a pipe, a device or a directory, without waiting. Raises OSError.
 
-    follow_link: for a file that a person named; inside a directory of unknown origin a link is refused.
+    follow_link: for a file that the user named; inside a directory of unknown origin a link is refused.
     """
     in_bucket = getattr(path, "open_object", None)  # of ups.buckets.path: there are neither links nor devices
     if in_bucket is not None:
@@ -278,7 +278,7 @@ def hold_partial(partial: Path, doing: str) -> Iterator[None]:
     """Make and hold a directory: two that fill it at once would do everything twice.
 
     doing: what another process does that has it, such as `writing PATH`. Raises ConfigError if there is one, and
-    MachineError where a link stands in place of the directory or its lock: it would lead to files of somebody else.
+    MachineError where a link stands in place of the directory or its lock: it would lead to files of another user.
     """
     lock = partial / "lock"
     for path in (partial, lock):

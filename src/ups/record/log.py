@@ -71,7 +71,7 @@ def _is_configured(logger: logging.Logger) -> bool:
 
 
 def short_line(record: logging.LogRecord) -> str:
-    """A message for a person: 'warning: ...'."""
+    """A message as text: 'warning: ...'."""
     return f"{record.levelname.lower()}: {printable(record.getMessage())}"
 
 

@@ -44,7 +44,7 @@ class Process:
     status: int
 
     def exit_code(self) -> int | None:
-        """How a dead process that nobody reaped has ended, as `subprocess` gives it; None while it lives."""
+        """How a dead process that was not reaped has ended, as `subprocess` gives it; None while it lives."""
         return os.waitstatus_to_exitcode(self.status) if self.state == "Z" else None
 
 
@@ -96,7 +96,7 @@ def all_processes() -> list[Process]:
 
 
 def descendants(pid: int) -> list[Process]:
-    """Children of `pid`, their children and so on; dead ones that nobody reaped are left out."""
+    """Children of `pid`, their children and so on; dead ones that were not reaped are left out."""
     by_parent: dict[int, list[Process]] = {}
     for process in all_processes():
         by_parent.setdefault(process.parent, []).append(process)
@@ -150,7 +150,7 @@ def kill_until_gone(
 
 
 def reap_adopted(others: frozenset[int] = frozenset()) -> None:
-    """Collect dead children that nobody waits for; `others` are those that somebody does (a `Popen`)."""
+    """Collect dead children; `others` are those that have their own waiter (a `Popen`)."""
     for process in all_processes():
         if process.parent == os.getpid() and process.state == "Z" and process.pid not in others:
             with contextlib.suppress(ChildProcessError):
@@ -286,7 +286,7 @@ MAX_OPEN_FILES = 2**20
 def raise_open_files(needed: int = MAX_OPEN_FILES) -> tuple[int, int]:
     """Raise the soft limit of this process, which its children inherit, to `needed` where the hard limit allows it.
 
-    Returns (soft, hard) as they are then. A soft limit of 1024 is the usual default, kept for the sake of old programs.
+    Returns the new (soft, hard). A soft limit of 1024 is the usual default, kept for the sake of old programs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -26,8 +26,8 @@ from ups.errors import exit_code_of_signal
 from ups.record import processes
 from ups.record.run_dir import RunDir, rank_name
 
-# The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a wrapper that
-# somebody has stopped; one that comes from elsewhere is distinguished by the parent, which is then still there.
+# The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a stopped
+# wrapper; one that comes from elsewhere is distinguished by the parent, which is then still there.
 _PARENT_GONE = signal.SIGCONT
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STRAGGLER_SECONDS = 0.5
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         return 1
     state.attach(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
-    state.child = 0  # its number may soon be somebody else's
+    state.child = 0  # its number may soon be that of another process
     died_ns = time.monotonic_ns()
     child.returncode = code = os.waitstatus_to_exitcode(status)
     document = {
@@ -103,10 +103,10 @@ def _start(command: list[str], out_path: Path, err_path: Path) -> subprocess.Pop
         )
 
 
-def _tell(name: str, places: tuple[Path, ...], document: dict[str, Any]) -> None:
-    for place in places:  # shared memory first: it answers at once, also when the disk does not
+def _tell(name: str, folders: tuple[Path, ...], document: dict[str, Any]) -> None:
+    for folder in folders:  # shared memory first: it answers at once, also when the disk does not
         with contextlib.suppress(OSError):
-            write_json(place / f"{name}.exit.json", document)
+            write_json(folder / f"{name}.exit.json", document)
 
 
 class _State:

@@ -108,7 +108,7 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
     return stepper, stage
 
 
-def stage_loader(recipe: Recipe, opened: OpenData, place: RankInfo, index: int, stage: Stage) -> Loader:
+def stage_loader(recipe: Recipe, opened: OpenData, rank_info: RankInfo, index: int, stage: Stage) -> Loader:
     """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
     data, config = recipe.data_of(index), recipe.stages[index]
     readers = opened.readers_of(recipe, data)
@@ -120,7 +120,7 @@ def stage_loader(recipe: Recipe, opened: OpenData, place: RankInfo, index: int, 
     return build_loader(
         data,
         readers,
-        place,
+        rank_info,
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=stage.window_frames(recipe.data.context_frames),
         micro_batch_size=recipe.engine.fixed_micro_batch_size,
@@ -345,7 +345,7 @@ def build_validation(
             if task not in bars:
                 bars[task] = _bar(reader, stepper)
             predictors: dict[str, Predictor] = {MODEL: stepper, **bars[task]}
-            place, plan = engine.runtime.place, plans[task]
+            rank_info, plan = engine.runtime.place, plans[task]
             common: dict[str, Any] = {
                 "split": "valid",
                 "max_trajectories": config.max_trajectories,
@@ -354,8 +354,8 @@ def build_validation(
                 "kind": "one_step",
             }
             with autocast(engine.precision, device):
-                scores = score_task(predictors, reader, place, plan, **common)
-                for name, total, count in _members(stepper, reader, place, plan, members, **common):
+                scores = score_task(predictors, reader, rank_info, plan, **common)
+                for name, total, count in _members(stepper, reader, rank_info, plan, members, **common):
                     rows[f"valid/{task}/{name}"] = (total, 0.0, count)
             ours = trajectory_means(scores[MODEL].rows)
             for name in predictors:
@@ -381,18 +381,18 @@ def build_validation(
 
 
 def _members(
-    stepper: Stepper, reader: Reader, place: RankInfo, plan: RolloutPlan, members: int, **common: Any
+    stepper: Stepper, reader: Reader, rank_info: RankInfo, plan: RolloutPlan, members: int, **common: Any
 ) -> Iterator[tuple[str, float, float]]:
     """Name, sum and number of each score of `members` members on this rank; nothing without members."""
     flow = trained_flow(stepper, reader.task)
     if not members or not has_members(stepper, reader.task):
         return
-    means = score_ensemble(members_of(stepper, reader.task, members), reader, place, plan, **common).means
+    means = score_ensemble(members_of(stepper, reader.task, members), reader, rank_info, plan, **common).means
     for name in (CRPS, CENTER):
         yield name, sum(means[name].values()), float(len(means[name]))
     if flow == STUDENT:
         teacher = FlowMembers(stepper, members, 0, FLOW)
-        errors = score_ensemble(teacher, reader, place, plan, **common).means[CRPS]
+        errors = score_ensemble(teacher, reader, rank_info, plan, **common).means[CRPS]
         yield TEACHER, sum(errors.values()), float(len(errors))
 
 

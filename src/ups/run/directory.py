@@ -139,8 +139,8 @@ def check_caches(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
         if stage.cache_place:
             caches[name] = file_sha256(Path(stage.cache_place) / MANIFEST_NAME)
         if known and known.get(name) != caches.get(name):
-            given = f"{name} ({stage.cache_place or 'none'})"
-            raise DataChangedError(f"{given} is not what the run was started with", hint=_bring_back("cache"))
+            cache = f"{name} ({stage.cache_place or 'none'})"
+            raise DataChangedError(f"{cache} is not what the run was started with", hint=_bring_back("cache"))
     return caches
 
 

@@ -111,12 +111,12 @@ def _drift(result: Mapping[str, Any]) -> tuple[float, str]:
     """The largest, over steps and conserved channels, of the mean drift over trajectories."""
     conserved, channels = result.get("conserved") or [], result.get("channels") or []
     # A vector field `v` has the channels `v_x`, `v_y`.
-    kept = [n for n, name in enumerate(channels) if any(name == f or name.startswith(f"{f}_") for f in conserved)]
-    if not kept:
+    indices = [n for n, name in enumerate(channels) if any(name == f or name.startswith(f"{f}_") for f in conserved)]
+    if not indices:
         return math.nan, "conserves nothing"
     try:
         curve = result["predictors"][MODEL]["curves"][DRIFT]
-        return max(float(step[channel]) for step in curve for channel in kept), ""
+        return max(float(step[channel]) for step in curve for channel in indices), ""
     except (KeyError, IndexError, TypeError, ValueError):
         return math.nan, "has no drift"
 

@@ -102,11 +102,11 @@ def encoder_hash(stepper: Stepper) -> str:
 def check_encoders(run_dir: Path, recipe: Recipe, opened: OpenData) -> None:
     """Raises DataError if a stage's cache is not of the encoder that the run keeps for it; nothing is trained on it."""
     for index in from_outside(recipe):
-        place = recipe.stages[index].cache_place
-        if place and RunDir(run_dir).start(index).exists():
+        path = recipe.stages[index].cache_place
+        if path and RunDir(run_dir).start(index).exists():
             stepper, _ = bare_stage(recipe, opened, index)
             transfer(source_of(run_dir, index), stepper)
-            open_cache(place, opened.readers, cache_key(recipe, opened, index, encoder=encoder_hash(stepper)))
+            open_cache(path, opened.readers, cache_key(recipe, opened, index, encoder=encoder_hash(stepper)))
 
 
 def writer_for(
@@ -159,9 +159,9 @@ def write_cache(
                         on_done(job, _write(job, writer.content, writer.tasks, stepper, opened.readers, writer.key))
             else:
                 recipe, index = elsewhere
-                told = (plain_data(recipe), index, writer.content, writer.tasks, writer.key)
+                arguments = (plain_data(recipe), index, writer.content, writer.tasks, writer.key)
                 who = "an encoding process"
-                run_in_processes(_write_elsewhere, jobs, num_processes, on_done, start=(_start, told), who=who)
+                run_in_processes(_write_elsewhere, jobs, num_processes, on_done, start=(_start, arguments), who=who)
             writer.commit(opened.readers, facts or {})
     cache = open_cache(writer.root, opened.readers, writer.key)
     return Written(cache, writer.num_bytes, writer.kept)
@@ -185,8 +185,8 @@ def trajectory_latents(
     if task.steady:
         block = reader.read_block(SPLIT, (trajectory,), (0,), 0)
         state, static, target = (torch.from_numpy(x) for x in (block.state, block.static, block.target))
-        given = stepper.encode(*stepper.inputs(state, static, task), task)
-        yield torch.cat([given, stepper.encode(*stepper.target_inputs(target, task), task)]).float().numpy()
+        inputs = stepper.encode(*stepper.inputs(state, static, task), task)
+        yield torch.cat([inputs, stepper.encode(*stepper.target_inputs(target, task), task)]).float().numpy()
         return
     count = latents_in(reader, trajectory, context) if at_most is None else at_most
     frame_bytes = 4 * int(np.prod(reader.space)) * (task.num_channels("state") * context + task.num_channels("static"))
@@ -351,22 +351,22 @@ def _try(
 
 def _in_turns(works: list[Callable[[], object]]) -> list[float]:
     """CPU seconds of each piece of work: medians over passes that take turns, so that a slow moment hits all alike."""
-    found: list[list[float]] = [[] for _ in works]
+    seconds: list[list[float]] = [[] for _ in works]
     with torch.inference_mode(), one_thread():
         for _ in range(_WARM_UP + _REPEATS):
-            for times, work in zip(found, works, strict=True):
+            for times, work in zip(seconds, works, strict=True):
                 started = time.process_time()
                 work()
                 times.append(time.process_time() - started)
-    return [max(statistics.median(times[_WARM_UP:]), 1e-9) for times in found]
+    return [max(statistics.median(times[_WARM_UP:]), 1e-9) for times in seconds]
 
 
 def field_bytes(reader: Reader) -> int:
     """Of the train split, as float32."""
     task, count = reader.task, reader.splits[SPLIT]
     frames = 0 if task.steady else sum(reader.frames_in(SPLIT, t) for t in range(count))
-    given = task.num_channels("static") + task.num_channels("target")
-    return 4 * int(np.prod(reader.space)) * (frames * task.num_channels("state") + count * given)
+    num_fixed = task.num_channels("static") + task.num_channels("target")
+    return 4 * int(np.prod(reader.space)) * (frames * task.num_channels("state") + count * num_fixed)
 
 
 def _rms(x: Any) -> float:

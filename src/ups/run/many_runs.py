@@ -57,16 +57,16 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
 
 def _find(name: str) -> Path:
     """A run that was started, or what is left of one: only what carries the marks of a run is ever removed."""
-    given, named = meant_by(name)
-    for path in (given, named):
+    typed, named = meant_by(name)
+    for path in (typed, named):
         if is_ours(path):
             return path.resolve()
-        if path == given and name.endswith("/") and given.is_dir():
+        if path == typed and name.endswith("/") and typed.is_dir():
             # Who writes a slash means that directory, and not a run of this name somewhere else.
             raise ConfigError(f"{name} is a directory without a run", hint="a run is named without the slash")
     run_dir = find_run(name)  # raises if there is none
     raise ConfigError(
-        f"{run_dir} has a run.json, but was not made by ups train", hint="remove it by hand if nobody needs it"
+        f"{run_dir} has a run.json, but was not made by ups train", hint="remove it by hand if it is not needed"
     )
 
 
@@ -168,12 +168,12 @@ def candidates(directory: Path, *, completed: bool = False) -> list[Candidate]:
     """
     readable, unreadable = survey_runs(directory)
     return [
-        Candidate(path, document["state"], size_of(path), _kept(path, document["state"], completed=completed))
+        Candidate(path, document["state"], size_of(path), _reason_to_keep(path, document["state"], completed=completed))
         for path, document in readable
     ] + [Candidate(path, "unreadable", size_of(path), "cannot be read") for path, _ in unreadable]
 
 
-def _kept(path: Path, state: str, *, completed: bool) -> str:
+def _reason_to_keep(path: Path, state: str, *, completed: bool) -> str:
     tags = tags_of(path)
     if tags:
         return f"promoted: {', '.join(tags)}"

@@ -80,8 +80,8 @@ def largest_micro_batch(
     Rehearsed, not extrapolated: of the sizes that cut the share of a rank evenly, the list is halved until one is left.
     A rank never takes more than its share, whatever the memory.
     """
-    place = RankInfo(0, ranks, 0, ranks)
-    share = max(Cut.of(size, place).share for size in recipe.data_of(index).batch_sizes)
+    rank_info = RankInfo(0, ranks, 0, ranks)
+    share = max(Cut.of(size, rank_info).share for size in recipe.data_of(index).batch_sizes)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
 
     def fits(size: int) -> bool:
@@ -140,31 +140,31 @@ class Circumstances:
 
 def strategy_of(recipe: Recipe, ranks: int) -> str:
     """The strategy of a run on this number of ranks."""
-    given = recipe.engine.strategy
-    return given if given != "auto" else "ddp" if ranks > 1 else "single"
+    strategy = recipe.engine.strategy
+    return strategy if strategy != "auto" else "ddp" if ranks > 1 else "single"
 
 
-def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str, Any]:
+def plan_run(recipe: Recipe, opened: OpenData, setup: Circumstances) -> dict[str, Any]:
     """The plan as plain data: `stages` and `run`."""
-    stages = [plan_stage(recipe, opened, index, given) for index in range(len(recipe.stages))]
+    stages = [plan_stage(recipe, opened, index, setup) for index in range(len(recipe.stages))]
     seconds = [stage["seconds"] for stage in stages]
     save_bytes = max(stage["checkpoint_bytes"] for stage in stages)
-    save_seconds = save_bytes / given.storage_bandwidth
+    save_seconds = save_bytes / setup.storage_bandwidth
     # An asynchronous save stops the loop for the copy of what this rank holds, and writes while training continues.
     copied = max(stage["state_bytes"] for stage in stages) / _COPY_BANDWIDTH
     stops_seconds = copied if recipe.checkpoint.asynchronous else save_seconds
     longest = max(stages, key=lambda stage: stage["seconds"])
     step = longest["step"]["seconds"]
     configured = recipe.checkpoint.interval_steps
-    young, as_is = given.outlook(stops_seconds), given.outlook(stops_seconds, interval=configured * step)
+    young, as_is = setup.outlook(stops_seconds), setup.outlook(stops_seconds, interval=configured * step)
     effective = as_is.effective if as_is else configured * step / (configured * step + stops_seconds)
     hours = sum(seconds) / 3600 / effective if effective else float("inf")
     return {
-        "device": {"name": given.device.name, "source": given.device.source, "memory_bytes": given.device.memory_bytes},
-        "ranks": given.ranks,
-        "hosts": math.ceil(given.ranks / GPUS_PER_HOST) if given.device.queues else 1,
-        "network_bandwidth": given.device.network_bandwidth,
-        "strategy": strategy_of(recipe, given.ranks),
+        "device": {"name": setup.device.name, "source": setup.device.source, "memory_bytes": setup.device.memory_bytes},
+        "ranks": setup.ranks,
+        "hosts": math.ceil(setup.ranks / GPUS_PER_HOST) if setup.device.queues else 1,
+        "network_bandwidth": setup.device.network_bandwidth,
+        "strategy": strategy_of(recipe, setup.ranks),
         "precision": recipe.engine.precision,
         "data_bytes": {reader.task.name: field_bytes(reader) for reader in opened.readers},
         "stages": stages,
@@ -182,14 +182,14 @@ def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str
         },
         "training_seconds": sum(seconds),
         "hours": hours,
-        "device_hours": hours * given.ranks,
-        "price": None if given.price_per_hour is None else hours * given.ranks * given.price_per_hour,
+        "device_hours": hours * setup.ranks,
+        "price": None if setup.price_per_hour is None else hours * setup.ranks * setup.price_per_hour,
     }
 
 
-def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstances) -> dict[str, Any]:
+def plan_stage(recipe: Recipe, opened: OpenData, index: int, setup: Circumstances) -> dict[str, Any]:
     """What stage `index` needs on one rank, as plain data."""
-    stage, device, ranks = recipe.stages[index], given.device, given.ranks
+    stage, device, ranks = recipe.stages[index], setup.device, setup.ranks
     kinds = kinds_of(recipe, opened, index, ranks)
     rehearsal = rehearse_stage(recipe, opened, index, ranks, kinds)
     forward, backward = pass_seconds(rehearsal, kinds, device)
@@ -228,11 +228,11 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
             "batch": rehearsal.batch_bytes,
             "activations": rehearsal.activation_bytes,
             "peak": peak,
-            "usable": given.usable_bytes,
+            "usable": setup.usable_bytes,
         },
-        "fits": peak <= given.usable_bytes,
+        "fits": peak <= setup.usable_bytes,
         "samples_of_a_rank": max(recipe.data_of(index).batch_sizes) // ranks,
-        "largest_micro_batch": _largest(recipe, opened, index, given, kinds, peak),
+        "largest_micro_batch": _largest(recipe, opened, index, setup, kinds, peak),
         "flops": sum(
             k.per_step * op.flops
             for k, *passes in zip(kinds, rehearsal.forward, rehearsal.backward, strict=True)
@@ -258,12 +258,12 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
 
 
 def _largest(
-    recipe: Recipe, opened: OpenData, index: int, given: Circumstances, kinds: Sequence[Kind], peak: int
+    recipe: Recipe, opened: OpenData, index: int, setup: Circumstances, kinds: Sequence[Kind], peak: int
 ) -> int | None:
-    if recipe.engine.fixed_micro_batch_size is None and peak <= given.usable_bytes:
+    if recipe.engine.fixed_micro_batch_size is None and peak <= setup.usable_bytes:
         return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
     return largest_micro_batch(
-        recipe, opened, index, given.ranks, given.usable_bytes, offloaded=_offloaded(recipe, given.device)
+        recipe, opened, index, setup.ranks, setup.usable_bytes, offloaded=_offloaded(recipe, setup.device)
     )
 
 

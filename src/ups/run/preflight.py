@@ -284,8 +284,8 @@ def usable_processors(cgroups: Path = CGROUPS, proc: Path = PROC) -> float:
 
 def free_bytes(path: Path) -> int:
     """Free space for us on the file system of `path`, or of the nearest directory above it that exists."""
-    found = os.statvfs(_existing(path))
-    return found.f_bavail * found.f_frsize
+    usage = os.statvfs(_existing(path))
+    return usage.f_bavail * usage.f_frsize
 
 
 def _existing(path: Path) -> Path:
@@ -305,12 +305,12 @@ def _row_of(path: Path, name: str, missing: int) -> int:
 
 def _own_groups(proc: Path, cgroups: Path) -> list[Path]:
     """The control groups of this process and those above them: each of them limits."""
-    found: list[Path] = []
+    groups: list[Path] = []
     with contextlib.suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
             if controllers in ("", "memory"):
                 root = cgroups if controllers == "" else cgroups / "memory"
                 parts = [part for part in group.split("/") if part]
-                found += [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
-    return found
+                groups += [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+    return groups

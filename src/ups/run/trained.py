@@ -151,8 +151,8 @@ def _named_data(path: Path, info: BundleInfo, recipe: Recipe, data: Mapping[str,
     tasks = {task.name: task for task in info.tasks if task.name in settings}
     check_tasks(list(tasks), data, str(path))
     readers: list[Reader] = []
-    for name, place in data.items():
-        reader = open_task(settings[name].model_copy(update={"path": place, "source": None}))
+    for name, location in data.items():
+        reader = open_task(settings[name].model_copy(update={"path": location, "source": None}))
         readers.append(HeldOutElsewhere(reader, reader, tasks[name], info.coordinates[name]))
     return readers
 

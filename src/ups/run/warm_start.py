@@ -77,13 +77,13 @@ def source_of(run_dir: Path, index: int) -> Stepper:
 
 def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> None:
     """Write into a new model what the source has for it; with `say` also list it in the run."""
-    taken = transfer(source_of(run_dir, index), target)
+    transferred = transfer(source_of(run_dir, index), target)
     if not say:
         return
-    logger.info("stage %d starts from %s: %s", index, RunDir(run_dir).start(index), taken.describe())
-    rows = {name: {"taken": pair[0], "new": pair[1]} for name, pair in taken.rows.items()}
+    logger.info("stage %d starts from %s: %s", index, RunDir(run_dir).start(index), transferred.describe())
+    rows = {name: {"taken": pair[0], "new": pair[1]} for name, pair in transferred.rows.items()}
     names = ("new", "converted", "other_scaling", "other_kernels", "like", "made_smaller")
-    document = {"weights": taken.num_weights, "taken": taken.num_taken, "rows": rows}
-    document |= {name: getattr(taken, name) for name in names}
+    document = {"weights": transferred.num_weights, "taken": transferred.num_taken, "rows": rows}
+    document |= {name: getattr(transferred, name) for name in names}
     text = json.dumps(document, indent=1) + "\n"
     write_file_atomically(RunDir(run_dir).start(index).with_suffix(".json"), text.encode())

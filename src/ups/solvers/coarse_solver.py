@@ -106,21 +106,21 @@ def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
     return task, ""
 
 
-def _advection(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+def _advection(spec: TaskSpec, inputs: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
     """Exact in time: each mode turns. Points are those of the one transform."""
-    resolution = given.frame.shape[-1]
-    modes = _modes_1d(given.frame[:, 0], averages=False)
+    resolution = inputs.frame.shape[-1]
+    modes = _modes_1d(inputs.frame[:, 0], averages=False)
     modes = modes[:, : min(modes.shape[1], setting.points // 2)]
     wave = 2j * np.pi / spec.axes[0].extent * np.arange(modes.shape[1])
     time = dt * np.arange(1, num_frames + 1)
-    turned = modes[:, None] * np.exp(-wave * given.parameters[:, 0, None, None] * time[None, :, None])
+    turned = modes[:, None] * np.exp(-wave * inputs.parameters[:, 0, None, None] * time[None, :, None])
     padded = _pad_1d(turned, 2 * modes.shape[1], resolution)
     return truncate_periodic_1d(padded, resolution, resolution)[:, :, None]
 
 
 def _spectral_1d(
     spec: TaskSpec,
-    given: Given,
+    inputs: Given,
     dt: float,
     num_frames: int,
     setting: Setting,
@@ -129,22 +129,22 @@ def _spectral_1d(
     solve: Callable[[Float64, Float64, float, float, int, int], Complex128],
 ) -> Float64:
     """solve: (start, parameters, extent, dt, num_frames, substeps) -> rfft coefficients."""
-    resolution, points = given.frame.shape[-1], setting.points
-    start = np.fft.irfft(_pad_1d(_modes_1d(given.frame[:, 0], averages), resolution, points), n=points)
-    found = solve(start, given.parameters, spec.axes[0].extent, dt, num_frames + 1, setting.substeps)[:, 1:]
+    resolution, points = inputs.frame.shape[-1], setting.points
+    start = np.fft.irfft(_pad_1d(_modes_1d(inputs.frame[:, 0], averages), resolution, points), n=points)
+    coefficients = solve(start, inputs.parameters, spec.axes[0].extent, dt, num_frames + 1, setting.substeps)[:, 1:]
     fine = resolution * -(-points // resolution)
-    padded = _pad_1d(found / points, points, fine)
+    padded = _pad_1d(coefficients / points, points, fine)
     reduce = average_periodic_1d if averages else truncate_periodic_1d
     return reduce(padded, fine, resolution)[:, :, None]
 
 
-def _navier_stokes(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
-    resolution, points = given.frame.shape[-1], setting.points
+def _navier_stokes(spec: TaskSpec, inputs: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    resolution, points = inputs.frame.shape[-1], setting.points
     rows, columns = kept_modes_2d(resolution)
-    modes = np.fft.rfft2(given.frame[:, 0])[..., rows, columns] / resolution**2
+    modes = np.fft.rfft2(inputs.frame[:, 0])[..., rows, columns] / resolution**2
     modes = modes / half_cell_shift(rows + columns, resolution)
     start = np.fft.irfft2(_pad_2d(modes, resolution, points), s=(points, points))
-    found = spectral.navier_stokes(
+    flow = spectral.navier_stokes(
         start,
         spec.axes[0].extent,
         spectral.NS_VISCOSITY,
@@ -155,74 +155,74 @@ def _navier_stokes(spec: TaskSpec, given: Given, dt: float, num_frames: int, set
         substeps=setting.substeps,
     )[:, 1:]
     if points < resolution:
-        found = _pad_2d(found[..., kept_modes_2d(points)[0], kept_modes_2d(points)[1]] / points**2, points, resolution)
+        flow = _pad_2d(flow[..., kept_modes_2d(points)[0], kept_modes_2d(points)[1]] / points**2, points, resolution)
         points = resolution
-    return truncate_periodic_2d(found, points, resolution)[:, :, None]
+    return truncate_periodic_2d(flow, points, resolution)[:, :, None]
 
 
-def _diffusion_reaction(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
-    start = diffreact.resample_cosine(np.moveaxis(given.frame, 1, 0), setting.points)
+def _diffusion_reaction(spec: TaskSpec, inputs: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    start = diffreact.resample_cosine(np.moveaxis(inputs.frame, 1, 0), setting.points)
     step = dt / setting.substeps
     frames = np.stack(diffreact.evolve(start, spec.axes[0].extent, dt, num_frames + 1, max_step=step)[1:])
-    return np.transpose(diffreact.resample_cosine(frames, given.frame.shape[-1]), (2, 0, 1, 3, 4))  # (n, T, 2, R, R)
+    return np.transpose(diffreact.resample_cosine(frames, inputs.frame.shape[-1]), (2, 0, 1, 3, 4))  # (n, T, 2, R, R)
 
 
-def _euler(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
-    density, pressure, velocity = np.moveaxis(given.frame, 1, 0)
+def _euler(spec: TaskSpec, inputs: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    density, pressure, velocity = np.moveaxis(inputs.frame, 1, 0)
     start = _regrid(conserved(np.stack([density, velocity, pressure])), setting.points, 1)
     dx = spec.axes[0].extent / setting.points
     try:
-        found = np.stack(evolve_gas(np.moveaxis(start, 1, -1), dx, dt, num_frames + 1, "open")[1:])  # (T, 3, N, n)
+        frames = np.stack(evolve_gas(np.moveaxis(start, 1, -1), dx, dt, num_frames + 1, "open")[1:])  # (T, 3, N, n)
     except ValueError:  # no stable step exists anymore
-        return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
-    stored = _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 1)  # (n, T, 3, R)
+        return np.full((len(inputs.frame), num_frames, *inputs.frame.shape[1:]), np.inf)
+    stored = _regrid(np.moveaxis(frames, -1, 0), inputs.frame.shape[-1], 1)  # (n, T, 3, R)
     density, velocity, pressure = primitive(np.moveaxis(stored, 2, 0))
     return np.stack([density, pressure, velocity], axis=2)
 
 
-def _shallow_water(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
-    start = np.moveaxis(_regrid(given.frame, setting.points, 2), 0, -1)  # (3, N, N, n)
+def _shallow_water(spec: TaskSpec, inputs: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    start = np.moveaxis(_regrid(inputs.frame, setting.points, 2), 0, -1)  # (3, N, N, n)
     dx = spec.axes[0].extent / setting.points
     try:
-        found = np.stack(evolve_water(start, dx, dt, num_frames + 1)[1:])  # (T, 3, N, N, n)
+        frames = np.stack(evolve_water(start, dx, dt, num_frames + 1)[1:])  # (T, 3, N, N, n)
     except ValueError:  # no stable step exists anymore
-        return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
-    return _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 2)
+        return np.full((len(inputs.frame), num_frames, *inputs.frame.shape[1:]), np.inf)
+    return _regrid(np.moveaxis(frames, -1, 0), inputs.frame.shape[-1], 2)
 
 
-def _darcy(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+def _darcy(spec: TaskSpec, inputs: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
     """A coarse cell takes the geometric mean of the medium, which is exact for a random two-phase medium in 2D."""
-    resolution, cells = given.static.shape[-1], setting.points
-    medium = given.static[:, 0]
+    resolution, cells = inputs.static.shape[-1], setting.points
+    medium = inputs.static[:, 0]
     if cells < resolution:
         medium = np.exp(block_mean(np.log(medium), cells, 2))
     else:
         medium = medium.repeat(cells // resolution, axis=1).repeat(cells // resolution, axis=2)
     source = np.ones((cells, cells))
     extent = spec.axes[0].extent
-    found = np.stack([b * darcy.solve(a, source, extent) for a, b in zip(medium, given.parameters[:, 0], strict=True)])
+    field = np.stack([b * darcy.solve(a, source, extent) for a, b in zip(medium, inputs.parameters[:, 0], strict=True)])
     if cells < resolution:
         weights = _linear_weights(cells, resolution)
-        found = np.einsum("xi,nij,yj->nxy", weights, found, weights, optimize=True)
+        field = np.einsum("xi,nij,yj->nxy", weights, field, weights, optimize=True)
     else:
-        found = block_mean(found, resolution, 2)
-    return found[:, None, None]
+        field = block_mean(field, resolution, 2)
+    return field[:, None, None]
 
 
 def _modes_1d(values: Float64, averages: bool) -> Complex128:
     """(n, R) stored values -> (n, (R + 1) // 2) amplitudes of the modes below the Nyquist mode, filter undone."""
     resolution = values.shape[-1]
     modes = np.arange((resolution + 1) // 2)
-    found = np.fft.rfft(values)[..., : modes.size] / resolution / half_cell_shift(modes, resolution)
-    undone: Complex128 = found / np.sinc(modes / resolution) if averages else found
+    amplitudes = np.fft.rfft(values)[..., : modes.size] / resolution / half_cell_shift(modes, resolution)
+    undone: Complex128 = amplitudes / np.sinc(modes / resolution) if averages else amplitudes
     return undone
 
 
 def _pad_1d(amplitudes: Complex128, points: int, wanted: int) -> Complex128:
     """Amplitudes of modes on `points` points -> (..., wanted // 2 + 1) rfft coefficients, cut or padded with zeros."""
-    kept = min((points + 1) // 2, (wanted + 1) // 2, amplitudes.shape[-1])
+    num_modes = min((points + 1) // 2, (wanted + 1) // 2, amplitudes.shape[-1])
     out = np.zeros((*amplitudes.shape[:-1], wanted // 2 + 1), dtype=np.complex128)
-    out[..., :kept] = amplitudes[..., :kept] * wanted
+    out[..., :num_modes] = amplitudes[..., :num_modes] * wanted
     return out
 
 

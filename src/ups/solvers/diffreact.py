@@ -93,9 +93,9 @@ def resample_cosine(fields: Float64, wanted: int) -> Float64:
     points = fields.shape[-1]
     if points == wanted:
         return fields
-    kept = min(points, wanted)
+    num_modes = min(points, wanted)
     modes = np.zeros((*fields.shape[:-2], wanted, wanted))
-    modes[..., :kept, :kept] = _to_modes(fields)[..., :kept, :kept]
+    modes[..., :num_modes, :num_modes] = _to_modes(fields)[..., :num_modes, :num_modes]
     values: Float64 = _to_values(modes) * (wanted / points)
     return values
 

@@ -87,7 +87,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """n solved trajectories as they are stored.
+    """n solved trajectories in their stored form.
 
     state (n, T, C, *S), static (n, C, *S), target (n, C, *S) float32; parameters (n, P) float32. A role without
     fields has 0 channels, a steady task 0 frames.
@@ -164,8 +164,8 @@ def truncate_periodic_1d(coefficients: Complex128, num_points: int, resolution: 
     Keeps modes below the Nyquist mode of the stored grid.
     """
     modes = np.arange((resolution + 1) // 2)
-    kept = coefficients[..., : modes.size] * half_cell_shift(modes, resolution) * (resolution / num_points)
-    return np.fft.irfft(kept, n=resolution)
+    resolved = coefficients[..., : modes.size] * half_cell_shift(modes, resolution) * (resolution / num_points)
+    return np.fft.irfft(resolved, n=resolution)
 
 
 def average_periodic_1d(coefficients: Complex128, num_points: int, resolution: int) -> Float64:
@@ -189,10 +189,10 @@ def kept_modes_2d(points: int) -> tuple[Integers, Integers]:
 def truncate_periodic_2d(coefficients: Complex128, num_points: int, resolution: int) -> Float64:
     """(..., num_points, num_points // 2 + 1) rfft2 coefficients -> (..., resolution, resolution) at cell centers."""
     rows, columns = kept_modes_2d(resolution)
-    kept = np.zeros((*coefficients.shape[:-2], resolution, resolution // 2 + 1), dtype=np.complex128)
+    spectrum = np.zeros((*coefficients.shape[:-2], resolution, resolution // 2 + 1), dtype=np.complex128)
     shift = half_cell_shift(rows + columns, resolution) * (resolution / num_points) ** 2
-    kept[..., rows, columns] = coefficients[..., rows, columns] * shift
-    return np.fft.irfft2(kept, s=(resolution, resolution))
+    spectrum[..., rows, columns] = coefficients[..., rows, columns] * shift
+    return np.fft.irfft2(spectrum, s=(resolution, resolution))
 
 
 def block_mean(field: Float64, resolution: int, num_spatial_dims: int) -> Float64:

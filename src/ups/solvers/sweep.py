@@ -135,12 +135,12 @@ class _Sweep:
         if not self.path.exists():
             return None
         if self.format == "store":
-            found = read_store_attributes(self.path).get("generator")
+            origin = read_store_attributes(self.path).get("generator")
         else:
-            found = pdebench_origin(self.path)
-        if isinstance(found, dict) and found.get("identity") == self.request.identity():
+            origin = pdebench_origin(self.path)
+        if isinstance(origin, dict) and origin.get("identity") == self.request.identity():
             self.done = self.total
-            return self._result(found.get("summary", {}), kept=True)
+            return self._result(origin.get("summary", {}), kept=True)
         if not self._overwrite:
             raise ConfigError(
                 f"{self.path} is another data set than the one asked for",
@@ -226,11 +226,11 @@ class _Sweep:
 
 def _library_versions() -> dict[str, str]:
     """Of those that are installed: a solver of another package may need none of them."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _check_space(out: Path, sweeps: list[_Sweep]) -> None:
@@ -273,8 +273,8 @@ class Summary:
         for role, channels in names.items():
             if role not in self._moments:
                 continue
-            found = self._moments[role]
-            rows = zip(channels, found.mean, found.std(), found.minimum, found.maximum, strict=True)
+            moments = self._moments[role]
+            rows = zip(channels, moments.mean, moments.std(), moments.minimum, moments.maximum, strict=True)
             out[role] = {
                 name: {"mean": mean, "std": std, "minimum": low, "maximum": high} for name, mean, std, low, high in rows
             }
@@ -330,10 +330,10 @@ def pdebench_origin(path: Path) -> dict[str, Any]:
     """What `write_pdebench` wrote about the origin of a file; empty for other files."""
     try:
         with h5py.File(path, "r") as file:
-            found = json.loads(str(file.attrs.get(_PROVENANCE, "{}"))[:10_000])
+            origin = json.loads(str(file.attrs.get(_PROVENANCE, "{}"))[:10_000])
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return origin if isinstance(origin, dict) else {}
 
 
 def write_pdebench(path: Path, request: Request, provenance: dict[str, Any], solutions: Iterable[Solution]) -> None:

@@ -147,16 +147,16 @@ def describe(frames: npt.NDArray[Any], axes: Sequence[AxisSpec]) -> Float64:
     values = frames.astype(np.float64)
     space = tuple(range(2, values.ndim))
     mean = values.mean(axis=space, keepdims=True)
-    found = [mean.reshape(mean.shape[:2]), values.min(axis=space), values.max(axis=space)]
+    columns = [mean.reshape(mean.shape[:2]), values.min(axis=space), values.max(axis=space)]
     values -= mean
-    found.append(np.sqrt(np.square(values).mean(axis=space)))
+    columns.append(np.sqrt(np.square(values).mean(axis=space)))
     for dim, axis in zip(space, axes, strict=True):
         lines = np.moveaxis(values, dim, -1)
         steps = np.diff(lines, axis=-1, append=lines[..., :1]) if axis.periodic else np.diff(lines, axis=-1)
         flat = steps.reshape(*steps.shape[:2], -1)
-        found += [flat.min(axis=-1), flat.max(axis=-1)]
-        found += list(np.moveaxis(np.sqrt(_band_energies(lines, periodic=axis.periodic)), -1, 0))
-    return np.stack(found, axis=-1)
+        columns += [flat.min(axis=-1), flat.max(axis=-1)]
+        columns += list(np.moveaxis(np.sqrt(_band_energies(lines, periodic=axis.periodic)), -1, 0))
+    return np.stack(columns, axis=-1)
 
 
 def _first_waves(points: int) -> list[int]:

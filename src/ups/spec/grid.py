@@ -74,17 +74,17 @@ def units_differ(one: str, other: str) -> bool:
 
 def _powers(unit: str) -> dict[str, int] | str:
     """Symbol -> power of a product of units; the text itself if it is written in another way."""
-    found: dict[str, int] = {}
+    powers: dict[str, int] = {}
     sign = 1
     for text in re.findall(r"/|[^\s*.\u00b7/]+", unit.replace("**", "^")):
         part = re.fullmatch(r"([^\W\d]+|%)\^?([+-]?\d)?", text)
         if part:
             symbol = _SPELLED.get(part[1].removesuffix("s") + "s", part[1])
-            found[symbol] = found.get(symbol, 0) + sign * int(part[2] or 1)
+            powers[symbol] = powers.get(symbol, 0) + sign * int(part[2] or 1)
         elif text not in ("/", "1"):
             return unit
         sign = -1 if text == "/" else 1
-    return {symbol: power for symbol, power in found.items() if power}
+    return {symbol: power for symbol, power in powers.items() if power}
 
 
 def axis_attributes(axis: AxisSpec) -> dict[str, Any]:

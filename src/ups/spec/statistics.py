@@ -74,14 +74,14 @@ class Statistics:
         if not isinstance(data, Mapping) or set(data) | {"smooth_from", "size_spread", "ranges"} != names:
             raise DataError("statistics are malformed: not the expected JSON object")
         try:
-            found = _READER.validate_python(data)
+            statistics = _READER.validate_python(data)
         except ValidationError as error:
             raise DataError(f"statistics are malformed: {first_mistake(error)}") from None
         for name in ("state", "difference", "static", "target", "parameter"):
-            mean, std = getattr(found, f"{name}_mean"), getattr(found, f"{name}_std")
+            mean, std = getattr(statistics, f"{name}_mean"), getattr(statistics, f"{name}_std")
             if len(mean) != len(std) or any(s < 0 for s in std):
                 raise DataError(f"statistics are malformed: '{name}' needs one deviation of 0 or more for each mean")
-        return found
+        return statistics
 
 
 _READER = TypeAdapter(Statistics)

@@ -63,7 +63,7 @@ AttemptState = Literal["finished", "left", "failed", "ended"]
 
 @dataclass(slots=True)
 class StopRequest:
-    """Somebody asked the run to leave: `number` is the signal, 0 for nobody; `urgent` means now."""
+    """A request to leave: `number` is the signal, 0 without a request; `urgent` means now."""
 
     number: int = 0
     urgent: bool = False
@@ -232,7 +232,7 @@ class Attempt:
     def _broken_wrapper(self, launcher: Launcher) -> _Verdict | None:
         """A wrapper that did not end as its rank did.
 
-        Ranks that leave without the supervisor having been asked were told by somebody (a person, a scheduler, their
+        Ranks that leave without the supervisor having been asked were asked by others (a user, a scheduler, their
         own time limit), unless something between us and them failed: then their leaving is a consequence.
         """
         for view in self._views:
@@ -240,7 +240,7 @@ class Attempt:
             if code is None or ended is None or (code == int(ended["code"]) and "pid" in ended):
                 continue
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
-            message = f"ranks left although nobody asked the supervisor, and the wrapper of rank {view.rank} {how}"
+            message = f"ranks left without a request to the supervisor, and the wrapper of rank {view.rank} {how}"
             step, phase = position(view)
             cause = "out_of_memory" if code == -signal.SIGKILL and self._oom_kills.happened() else "launcher_failed"
             return _Verdict(RankEnd(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
@@ -271,11 +271,11 @@ class Attempt:
         asked_for = now - self._asked_ns / 1e9
         if not inside or self.stop_request.urgent:
             return None
-        places = evidence.capture(self._views, native=False)
+        locations = evidence.capture(self._views, native=False)
         view = next((view for view in inside if not evidence.waits_for_peers(view)), inside[0])
         assert view.last is not None
         step, phase = position(view)
-        at = places[view.rank].short() if view.rank in places else "-"
+        at = locations[view.rank].short() if view.rank in locations else "-"
         message = f"asked to leave {asked_for:.0f} s ago, and in {phase} for {now - view.last.time_ns / 1e9:.0f} s"
         rank_end = RankEnd(view.rank, time.monotonic_ns(), f"deadline({phase})", step, phase, at, message=message)
         return _Verdict(rank_end, asked_for)
@@ -296,9 +296,9 @@ class Attempt:
         if named and not standstill.kill:
             return None
         # Native frames take seconds: the rank is named without them.
-        places = evidence.capture(self._views, native=named)
+        locations = evidence.capture(self._views, native=named)
         view = self._who_is_not_waiting(standstill)
-        at = places[view.rank].short() if view.rank in places else "-"
+        at = locations[view.rank].short() if view.rank in locations else "-"
         watch.busy_until(time.monotonic_ns())
         if standstill.view.moved_since(standstill.record):
             return None  # slow, and on its way again
@@ -314,7 +314,7 @@ class Attempt:
         step, phase = position(view)
         usual = "never seen before" if standstill.usual_seconds is None else f"usually {standstill.usual_seconds:.3g} s"
         message = f"no progress for {standstill.seconds:.1f} s in {phase} ({usual})"
-        # Where all ranks of this host wait for those of another one, it is there that somebody stands still.
+        # Where all ranks of this host wait for those of another one, the rank that stands still is there.
         waits = self.options.host_info is not None and evidence.waits_for_peers(view)
         rank_end = RankEnd(view.rank, standstill.record.time_ns, standstill.cause, step, phase, at, waits, message)
         return _Verdict(rank_end, self._named[key])
@@ -332,7 +332,7 @@ class Attempt:
             return
         self._told_boxes_lost = True
         line = (
-            f"NOTICE host={self.options.host}: somebody removed {self.box_dir}, where the ranks record what they do. "
+            f"NOTICE host={self.options.host}: {self.box_dir}, where the ranks record what they do, was removed. "
             "The run continues and is still watched, but until the next attempt `ups status` shows no ranks, and "
             "checkpoints are not known by their hash. Where systemd clears the shared memory of a user at logout "
             "(RemoveIPC=yes), use `loginctl enable-linger`"
@@ -351,7 +351,7 @@ class Attempt:
 
     def _of_mismatch(self, mismatch: Mismatch) -> _Verdict:
         noticed_ns = time.monotonic_ns()
-        places = evidence.capture(self._views, native=False)
+        locations = evidence.capture(self._views, native=False)
         rank, record = mismatch.rank, mismatch.record
         message = (
             f"collective {record.collective}: rank {rank} issued {mismatch.operation} of step {record.step}, "
@@ -359,7 +359,7 @@ class Attempt:
         )
         cause = f"collective_mismatch({mismatch.operation.replace(' ', '')})"
         rank_end = RankEnd(rank, record.time_ns, cause, record.step, record.phase.label, message=message)
-        at = places[rank].short() if rank in places else "-"
+        at = locations[rank].short() if rank in locations else "-"
         return _Verdict(rank_end, (noticed_ns - record.time_ns) / 1e9, at)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
@@ -386,7 +386,7 @@ class Attempt:
     def _settle(self, launcher: Launcher) -> _Verdict | None:
         """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective.
 
-        Where so far there are only consequences, somebody who is still busy leaving must be the cause: wait for it.
+        Where so far there are only consequences, a rank that is still leaving must be the cause: wait for it.
         """
         began = time.monotonic()
         while True:
@@ -418,8 +418,8 @@ class Attempt:
         """A mismatch is seen from outside; the location is where the rank itself then failed, or stood."""
         if own.rank_end.at != "-":
             return own.rank_end
-        places = [s.at for s in ends if s.rank == own.rank_end.rank and s.at != "-"]
-        return replace(own.rank_end, at=places[0] if places else own.stood_at)
+        locations = [s.at for s in ends if s.rank == own.rank_end.rank and s.at != "-"]
+        return replace(own.rank_end, at=locations[0] if locations else own.stood_at)
 
     def _fault(self, first: RankEnd, ends: list[RankEnd], noticed: float, down: float) -> Fault:
         commit = self.find_commit()
@@ -502,7 +502,7 @@ class Launcher:
         return all(wrapper.poll() is not None for wrapper in self._wrappers.values())
 
     def will_end(self) -> bool:
-        """Whether a wrapper is still there that can leave by itself: one that somebody has stopped cannot."""
+        """Whether a wrapper is still there that can leave by itself: a stopped one cannot."""
         waiting = [wrapper.pid for wrapper in self._wrappers.values() if wrapper.poll() is None]
         states = [process.state for pid in waiting if (process := processes.read_process(pid)) is not None]
         return any(state not in processes.STOPPED for state in states)

@@ -26,7 +26,7 @@ from ups.supervise.trackers import end_companion, start_companion
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 120.0
-BEHIND_SECONDS = 300.0  # a person should know that the bucket is behind for so long
+BEHIND_SECONDS = 300.0  # a notice says that the bucket is behind for this long
 _LOOK_SECONDS = 1.0
 _START_AGAIN_SECONDS = 30.0
 
@@ -75,7 +75,7 @@ class BucketMirror:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(self._close_seconds + 5.0)
             finally:
-                end_companion(process)  # also if somebody is tired of waiting
+                end_companion(process)  # also after an interrupt
         note = self.note()
         update_run(self._run_dir, mirror=asdict(note))
         if process is None or process.returncode != 0:
@@ -91,8 +91,8 @@ class BucketMirror:
             )
 
     def look(self) -> tuple[dict[str, Any], list[str]] | None:
-        """Once a second: start the process again if it has died; returns the note for run.json, and what a person
-        should be told, each thing once. None between the seconds, and without a mirror."""
+        """Once a second: start the process again if it has died; returns the note for run.json, and the
+        notices, each once. None between the seconds, and without a mirror."""
         now = time.monotonic()
         if self._url is None or now - self._looked < _LOOK_SECONDS:
             return None

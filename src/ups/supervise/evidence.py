@@ -1,4 +1,4 @@
-"""What a person needs to believe the one line: stacks, where all ranks were, their memory, the ends of their logs.
+"""What supports the one line: stacks, where all ranks were, their memory, the ends of their logs.
 
 Stacks are taken before any signal that ends the ranks. SIGUSR1 makes a rank print the Python stacks of its threads
 itself, even while the interpreter lock is held. py-spy, where it is installed and allowed to look, adds native frames,
@@ -128,7 +128,7 @@ def write(run_dir: Path, fault: Fault, views: Sequence[RankView], memory: dict[i
 
 
 def waits_for_peers(view: RankView) -> bool:
-    """Whether the rank's last printed stack is inside a collective: it waits for others and holds up nobody."""
+    """Whether the rank's last printed stack is inside a collective: it waits for others and delays none."""
     innermost = frames_of_dump(tail(view.file(".stacks.txt")))[:3]
     if any(frame.function == "_engine_run_backward" for frame in innermost):
         return True

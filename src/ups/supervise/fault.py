@@ -78,7 +78,7 @@ class Fault:
         reason = " ".join(self.message.split())
         if len(reason) > MAX_REASON:
             reason = reason[: MAX_REASON - 3] + "..."
-        # JSON keeps quotes and control characters of somebody's message apart from the rest of the line.
+        # JSON keeps quotes and control characters of a message apart from the rest of the line.
         return f"{line} reason={json.dumps(reason)}" if reason else line
 
     def fingerprint(self) -> tuple[str, str, int]:

@@ -55,7 +55,7 @@ def rank_ends(views: Sequence[RankView], *, out_of_memory_kill: bool, ended_ns: 
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The first death that is no consequence. Where all are, they lost each other for a reason nobody saw."""
+    """The first death that is no consequence. Where all are, they lost each other for an unknown reason."""
     if not ends:
         return None
     first = causes.causes_first(ends)[0]

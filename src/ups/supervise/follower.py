@@ -92,8 +92,8 @@ class _Following:
         self._done = number
         self._tell({"attempt": number, "state": "running"})
         self._box_dir = box_dir = self._box_root / f"attempt_{number}"
-        told = order.get("environment")
-        known = {name: str(told[name]) for name in (IDENTITY_VARIABLE, HASHED_VARIABLE) if name in told} if told else {}
+        env = order.get("environment")
+        known = {name: str(env[name]) for name in (IDENTITY_VARIABLE, HASHED_VARIABLE) if name in env} if env else {}
         options = replace(
             self._options,
             environment={**self._options.environment, **known},
@@ -151,7 +151,7 @@ class _Following:
         return not current or self._link.silent_seconds > self._options.deadlines.host_lost_seconds
 
     def _check_head(self) -> None:
-        """Leave if the head stays away, or if somebody is in a hurry."""
+        """Leave if the head stays away, or if the request to leave is urgent."""
         rules, link = self._options.deadlines, self._link
         where = f"{self._host.address}:{self._host.port}"
         if self._stop_request.number and (self._stop_request.urgent or not link.joined):

@@ -145,7 +145,7 @@ class Head:
         """
         rules = self._options.deadlines
         seconds = rules.host_join_seconds if first else rules.host_return_seconds
-        began, told = time.monotonic(), False
+        began, announced = time.monotonic(), False
         while True:
             peers = self._link.peers()
             missing = {number: peer for number, peer in peers.items() if not self._is_ready(peer)}
@@ -165,8 +165,8 @@ class Head:
                     peers[number].label,
                     hint="start the same command there, with its own --host, and see what it says",
                 )
-            if waited > 2.0 and not told:
-                told = True
+            if waited > 2.0 and not announced:
+                announced = True
                 self._say(f"WAITING for host {names} at {self._host.address}:{self._host.port}")
             time.sleep(_POLL_SECONDS)
 

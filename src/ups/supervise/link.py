@@ -41,9 +41,9 @@ class LinkClosed(Exception):
 
 def make_secret(run_dir: Path) -> bytes:
     """The secret of this start of the run; for the head, which holds the run."""
-    given = _given()
-    if given is not None:
-        return given
+    secret = _secret_variable()
+    if secret is not None:
+        return secret
     path = RunDir(run_dir).link_secret
     text = secrets.token_hex(32)
     try:
@@ -59,9 +59,9 @@ def make_secret(run_dir: Path) -> bytes:
 
 def read_secret(run_dir: Path) -> bytes | None:
     """The secret as another host sees it; None before the head wrote one. Raises MachineError if others can read it."""
-    given = _given()
-    if given is not None:
-        return given
+    secret = _secret_variable()
+    if secret is not None:
+        return secret
     path = RunDir(run_dir).link_secret
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,12 +79,12 @@ def read_secret(run_dir: Path) -> bytes | None:
 
 
 def remove_secret(run_dir: Path) -> None:
-    """After the verdict nobody needs it any more."""
+    """After the verdict it is not needed any more."""
     with contextlib.suppress(OSError):
         RunDir(run_dir).link_secret.unlink()
 
 
-def _given() -> bytes | None:
+def _secret_variable() -> bytes | None:
     text = os.environ.get(SECRET_VARIABLE, "")
     if not text:
         return None
@@ -214,8 +214,8 @@ def _code(key: bytes, *parts: str) -> str:
     return hmac.new(key, _bytes(text), "sha256").hexdigest()
 
 
-def _equal(given: object, expected: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(_bytes(given), expected.encode())
+def _equal(value: object, expected: str) -> bool:
+    return isinstance(value, str) and hmac.compare_digest(_bytes(value), expected.encode())
 
 
 def _bytes(text: str) -> bytes:

@@ -142,7 +142,7 @@ class HeadLink(socketserver.ThreadingTCPServer):
         return True
 
     def service_actions(self) -> None:
-        """Several times a second: after a pause of this process nobody is blamed for its silence."""
+        """Several times a second: after a pause of this process no peer is blamed for silence."""
         now = time.monotonic()
         with self._lock:
             if now - self._ticked > FROZEN_SECONDS:
@@ -207,7 +207,7 @@ class HeadLink(socketserver.ThreadingTCPServer):
                     with self._lock:
                         peer.heard = now_ns / 1e9
                         self._take(peer, message)
-                    # Without the lock: who does not read its answers holds up nobody else.
+                    # Without the lock: a peer that does not read its answers delays no other.
                     self._answer(session, message, now_ns)
         except LinkClosed:
             pass
@@ -287,7 +287,7 @@ class FollowerLink:
     def silent_seconds(self) -> float:
         """How long ago the head was heard; before the first time, how long it has been looked for."""
         now = time.monotonic()
-        # Who did not run itself has heard nobody, and accuses nobody.
+        # A process that did not run heard no peer, and blames none.
         return 0.0 if now - self._ticked > FROZEN_SECONDS else now - self._heard
 
     def report(self, report: dict[str, Any], wait_seconds: float = 0.0) -> None:

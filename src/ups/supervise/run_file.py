@@ -1,4 +1,4 @@
-"""`run.json`: state, attempts, faults and verdict of a run, written by its supervisor and nobody else.
+"""`run.json`: state, attempts, faults and verdict of a run, written by its supervisor only.
 
 Every write is atomic, so a reader sees the old or the new state. With several hosts only the one of host 0 writes;
 where the ranks of the others are is in `hosts/` (`status.py`). Also the locks that make sure of one supervisor for a
@@ -55,7 +55,7 @@ Time = Annotated[float, Field(strict=True, ge=0, le=1e11)]  # seconds since 1970
 
 
 def _with_keys(keys: Any) -> Any:
-    """A JSON object that has these keys at least, each of its type; others are kept as they are."""
+    """A JSON object that has these keys at least, each of its type; others stay unchanged."""
     adapter = TypeAdapter(keys)
 
     def check(value: dict[str, Any]) -> dict[str, Any]:

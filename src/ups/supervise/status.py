@@ -122,17 +122,17 @@ def _trackers(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def tracker_lines(result: dict[str, Any]) -> list[str]:
-    """One line per tracker for a person."""
+    """One line of text per tracker."""
     lines = []
     for tracker in result["trackers"]:
-        told = f", told {tracker['told']}" if tracker["told"] else ""
+        end = f", told {tracker['told']}" if tracker["told"] else ""
         problem = f", problem: {tracker['problem']}" if tracker["problem"] else ""
-        lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{told}{problem}")
+        lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{end}{problem}")
     return lines
 
 
 def mirror_line(result: dict[str, Any]) -> str:
-    """The mirror of a run in a line for a person, '' without one."""
+    """The mirror of a run in a line of text, '' without one."""
     if result["mirror"] is None:
         return ""
     note = MirrorNote(**result["mirror"])
@@ -153,7 +153,7 @@ def rows_of_table(rows: list[RankStatus]) -> list[list[str]]:
 
 
 def one_line(result: dict[str, Any]) -> str:
-    """The summary as a line for a person."""
+    """The summary as a line of text."""
     parts = [f"{result['name']}: {result['state']}"]
     if result["step"] is not None:
         total = f"/{result['total_steps']}" if result["total_steps"] else ""

@@ -85,7 +85,7 @@ class _Supervision:
         except BaseException as error:
             if not self._file.document:
                 raise
-            # The ranks are gone by now. Somebody will ask why, so it is written down before the error is raised.
+            # The ranks are gone by now. The cause is written down before the error is raised.
             cause = error.cause if isinstance(error, UpsError) else f"supervisor_error({type(error).__name__})"
             code = error.exit_code if isinstance(error, UpsError) else 1
             for attempt in self._file.document.get("attempts", [])[-1:]:
@@ -193,7 +193,7 @@ class _Supervision:
             self._file.save()
 
     def _look_at(self, key: str, companion: Trackers | BucketMirror | None) -> None:
-        """Keep what a process that follows the run says, under `key` of run.json, and what a person should know."""
+        """Keep what a process that follows the run says, under `key` of run.json, and its notices."""
         looked = None if companion is None else companion.look()
         if looked is None:
             return
@@ -244,7 +244,7 @@ class _Supervision:
         if fault is None:
             lost = max(0, outcome.last_step - (commit or 0))
             state, code = state_after(asked)
-            # Ranks that left by themselves were told by somebody else: a scheduler that signals every process.
+            # Ranks that left by themselves were asked by another process: a scheduler that signals all.
             return state, f"asked({_name(asked) if asked else 'rank'})", code, f"ckpt={_or_dash(commit)} lost={lost}"
         decision = self._policy.decide(fault)
         again = decision.restart and not asked
@@ -336,7 +336,7 @@ class _ShownOutput:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._places: list[tuple[Path, Any]] = []
+        self._streams: list[tuple[Path, Any]] = []
         self._offsets: dict[Path, int] = {}
 
     def follow(self, attempt: int) -> None:
@@ -344,10 +344,10 @@ class _ShownOutput:
         if rank is None:
             return
         log = functools.partial(RunDir(self._options.run_dir).log, attempt, rank)
-        self._places = [(log("out"), sys.stdout), (log("err"), sys.stderr)]
+        self._streams = [(log("out"), sys.stdout), (log("err"), sys.stderr)]
 
     def look(self) -> None:
-        for path, stream in self._places:
+        for path, stream in self._streams:
             offset = self._offsets.get(path, 0)
             text = read_from(path, offset)
             self._offsets[path] = offset + len(text)

@@ -155,7 +155,7 @@ def _make_held() -> tuple[Path, int]:
     """A new directory in shared memory, and the descriptor whose lock says that its owner lives."""
     while True:
         root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
-        root.mkdir(mode=0o700)  # fails if somebody else has made it
+        root.mkdir(mode=0o700)  # fails if it exists already
         with contextlib.suppress(FileNotFoundError):  # swept before it was locked: another one
             descriptor = _open(root)
             if _lock(descriptor) and root.exists():

@@ -52,8 +52,8 @@ _RUN_FAILED = 6  # the exit code of a run whose supervisor left none
 class Feed:
     """One tracker, from where its note stands to where the run stands."""
 
-    def __init__(self, run_dir: Path, name: str, told: threading.Event) -> None:
-        self._run_dir, self._name, self._told = run_dir, name, told
+    def __init__(self, run_dir: Path, name: str, ended: threading.Event) -> None:
+        self._run_dir, self._name, self._ended = run_dir, name, ended
         self._note = TrackerNote()
         self._document: RunDocument = {}  # type: ignore[typeddict-item]
 
@@ -71,11 +71,11 @@ class Feed:
             self._go_to(tracker.first_row)
         note.save(self._run_dir, self._name)
         while True:
-            last = self._told.is_set()  # asked first: what was written before it was set is sent below
+            last = self._ended.is_set()  # asked first: what was written before it was set is sent below
             self._send(tracker)
             if last:
                 break
-            self._told.wait(_LOOK_SECONDS)
+            self._ended.wait(_LOOK_SECONDS)
         self._end(tracker)
 
     def failed(self, error: BaseException, secrets: Sequence[str]) -> float:
@@ -92,7 +92,7 @@ class Feed:
     def _begun(self) -> bool:
         """Wait until the supervisor has written that the run continues; False if it never was started."""
         while True:
-            last = self._told.is_set()
+            last = self._ended.is_set()
             with contextlib.suppress(ConfigError):
                 self._document = read_run(self._run_dir)
                 if last or self._document["state"] == "running":
@@ -102,7 +102,7 @@ class Feed:
                     return True
             if last:
                 return False
-            self._told.wait(0.1)
+            self._ended.wait(0.1)
 
     def _described(self, recipe: Recipe) -> TrackedRun:
         document = self._document
@@ -151,7 +151,7 @@ class Feed:
         note, document = self._note, read_run(self._run_dir)
         failed = self._attach(tracker)
         state = document["state"]
-        if state != "running":  # else somebody has started the run again
+        if state != "running":  # else the run was started again
             code = document["exit_code"]
             tracker.end(Ending(state, document["cause"], _RUN_FAILED if code is None else code, document["verdict"]))
             note.state, note.ended = state, document["ended"]
@@ -214,19 +214,19 @@ def without_secrets(text: str, secrets: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _holding(run_dir: Path, name: str, told: threading.Event) -> Iterator[bool]:
+def _holding(run_dir: Path, name: str, ended: threading.Event) -> Iterator[bool]:
     """Hold the tracker against a second process; False if another one has it and will not leave soon."""
     RunDir(run_dir).tracking.mkdir(exist_ok=True)
     with (RunDir(run_dir).tracking / f".{name}.lock").open("w") as file:
         while True:
-            last = told.is_set()
+            last = ended.is_set()
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if last:
                     yield False
                     return
-                told.wait(0.2)
+                ended.wait(0.2)
                 continue
             except OSError:
                 pass  # a file system without locks
@@ -234,14 +234,14 @@ def _holding(run_dir: Path, name: str, told: threading.Event) -> Iterator[bool]:
             return
 
 
-def _listen(told: threading.Event, seconds: float) -> None:
-    """Set `told` when standard input ends or the parent is gone, and leave for good `seconds` later."""
+def _listen(ended: threading.Event, seconds: float) -> None:
+    """Set `ended` when standard input ends or the parent is gone, and leave for good `seconds` later."""
     parent = os.getppid()
     while os.getppid() == parent:
         ready, _, _ = select.select([0], [], [], 1.0)
         if ready and not os.read(0, 4096):
             break
-    told.set()
+    ended.set()
     time.sleep(seconds)
     _leave(LATE)
 
@@ -281,14 +281,14 @@ def main(arguments: Sequence[str]) -> None:
     log = _Scrubbed(RunDir(run_dir).tracking / f"{name}.log", [])
     sys.stdout = sys.stderr = log
     show_log(write_to_stderr)
-    told = threading.Event()
+    ended = threading.Event()
     if select.select([0], [], [], 0)[0] and not os.read(0, 4096):
-        told.set()
-    last = told.is_set()
-    threading.Thread(target=_listen, args=(told, seconds), name="ups-told", daemon=True).start()
-    feed = Feed(run_dir, name, told)
+        ended.set()
+    last = ended.is_set()
+    threading.Thread(target=_listen, args=(ended, seconds), name="ups-told", daemon=True).start()
+    feed = Feed(run_dir, name, ended)
     try:
-        with _holding(run_dir, name, told) as held:
+        with _holding(run_dir, name, ended) as held:
             if not held:
                 _leave(BUSY)
             with contextlib.suppress(UpsError):
@@ -298,7 +298,7 @@ def main(arguments: Sequence[str]) -> None:
         wait = feed.failed(error, log.secrets)
         if last:
             _leave(1)
-        told.wait(wait)
+        ended.wait(wait)
         processes.send((child.pid for child in processes.descendants(os.getpid())), signal.SIGKILL)
         os.execv(sys.executable, processes.module_command("ups.supervise.tracker_feed", *arguments))  # noqa: S606
     _leave(0)

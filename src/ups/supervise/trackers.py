@@ -93,8 +93,8 @@ _MAX_CAUGHT_UP = 4
 
 def is_complete(run_dir: Path, document: RunDocument, note: TrackerNote) -> bool:
     """Whether a tracker has every row of a run that has ended, and knows how."""
-    told = note.state == document["state"] and note.ended == document["ended"]
-    return told and note.offset >= size_of(RunDir(run_dir).metrics)
+    ending_known = note.state == document["state"] and note.ended == document["ended"]
+    return ending_known and note.offset >= size_of(RunDir(run_dir).metrics)
 
 
 def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> dict[str, str]:
@@ -121,8 +121,8 @@ def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> 
 def catch_up(runs: Sequence[tuple[Path, RunDocument]]) -> None:
     """Tell trackers in the background how runs have ended whose supervisor could not: for `ups status` and `ups runs`.
 
-    Only for runs that this person has started with these trackers, by the memory in the home directory: a run directory
-    of somebody else could name any server and any secret.
+    Only for runs that this user has started with these trackers, by the memory in the home directory: a run directory
+    of another user could name any server and any secret.
     """
     started = 0
     for run_dir, document in runs:
@@ -209,7 +209,7 @@ def _is_remembered(run_dir: Path, document: RunDocument) -> bool:
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 20.0
-ROWS_SECONDS = 600.0  # without a row after so long a person should know
+ROWS_SECONDS = 600.0  # without a row for this long, a notice says so
 _STUCK_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
 _MAX_STARTS = 4
@@ -263,8 +263,8 @@ class Trackers:
             forget(self._run_dir)
 
     def look(self) -> tuple[list[dict[str, str]], list[str]] | None:
-        """Once a second: start again what has died; returns name, id and address of each tracker for run.json, and what
-        a person should be told, each thing once. None between the seconds.
+        """Once a second: start again what has died; returns name, id and address of each tracker for run.json, and the
+        notices, each once. None between the seconds.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:

@@ -25,11 +25,11 @@ ADVICE: dict[str, str] = {
     "engine.strategy=fsdp, engine.activation_checkpointing=true, fewer data.loader.workers, or a smaller model.",
     "signal": "Native code crashed at the Python line that is named. Try `ups doctor RECIPE`; typical reasons are "
     "two builds of one library in a process, a file handle used across a fork, or /dev/shm that is too small.",
-    "killed": "Something outside the run sent this signal: a scheduler, an administrator, a person. Look at the "
+    "killed": "Something outside the run sent this signal: a scheduler, an administrator, a user. Look at the "
     "scheduler's log. It was not the kernel for lack of memory: its counter did not move.",
     "early_exit": "Something called exit in the middle of the run: look for sys.exit and os._exit in your code.",
     "exit": "The program left with this code by itself: look for sys.exit and os._exit, and at the log.",
-    "stopped": "Somebody sent SIGSTOP to the process, or a debugger held it. Find out who; the run restarts by itself.",
+    "stopped": "The process received SIGSTOP, or a debugger held it. Find the sender; the run restarts by itself.",
     "stalled": "Look at the stack of the named rank: it shows what it waits for, often a file system or a lock.",
     "deadline": "A first save or evaluation may take an hour, the end of a run a minute; a run that was asked to leave "
     "has less time. Look at the stack: the usual reason is a file system that does not answer.",
@@ -75,7 +75,7 @@ ADVICE: dict[str, str] = {
     "distributed": "See the message and the logs of all ranks; `ups doctor` tries each step of the start alone.",
     "training": "Lower the learning rate, use float32, or check the data: the loss became NaN or infinite.",
     "checkpoint": "Check space and permissions where checkpoints are written.",
-    "foreign_checkpoint": "Somebody copied, renamed or replaced a checkpoint in this run directory. Remove the one "
+    "foreign_checkpoint": "A checkpoint in this run directory was copied, renamed or replaced. Remove the one "
     "that is named and start the same command again: it continues from the one before it.",
     "integrity": "Bytes on disk changed after they were written. Check the disk; an older checkpoint is used instead.",
     "run_directory_lost": "Find out who moved or deleted the directory. Put it back where it was and start the run "
@@ -92,7 +92,7 @@ def meaning(cause: str) -> str:
 
 
 def what_to_do(cause: str) -> str:
-    """The next step for a person."""
+    """The next step for the reader."""
     return ADVICE.get(base_name(cause), "See the log and the evidence below.")
 
 
@@ -126,7 +126,7 @@ def explain(run_dir: Path, document: RunDocument, *, number: int | None = None) 
 
 
 def _notices(document: RunDocument) -> list[str]:
-    """What was no fault and somebody should know, the newest."""
+    """The newest notices: events that are no faults."""
     lines = [f"  {notice['line']}" for notice in document["notices"][-_MAX_NOTICES_SHOWN:]]
     return ["", "Notices:", *lines] if lines else []
 

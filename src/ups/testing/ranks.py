@@ -45,9 +45,9 @@ class Launched:
         text = json.dumps(arguments or {})
         self.processes: list[ForkServerProcess] = []
         for rank in range(ranks):
-            given = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = _CONTEXT.Process(
-                target=_run_rank, args=(check.__module__, check.__name__, text, given, str(self.folder), rank)
+                target=_run_rank, args=(check.__module__, check.__name__, text, variables, str(self.folder), rank)
             )
             process.start()
             self.processes.append(process)

@@ -94,12 +94,12 @@ class MlflowTracker(Tracker):
         """Say that the run continues, and what it is made from; parameters that the server has cannot be changed."""
         from mlflow.entities import Param, RunTag
 
-        given = dict(tag.partition("=")[::2] for tag in config.tags)
+        config_tags = dict(tag.partition("=")[::2] for tag in config.tags)
         tags = {
             **{f"ups.{name}": value for name, value in run.facts.items()},
             "mlflow.source.git.commit": run.facts.get("git_commit", ""),
             **({"group": config.group} if config.group else {}),
-            **{name: value or "true" for name, value in given.items()},
+            **{name: value or "true" for name, value in config_tags.items()},
             "ups.state": "running",
         }
         known = self._client.get_run(self.id).data.params

@@ -56,8 +56,8 @@ class Network:
     def slow(self, host: int, seconds: float) -> Iterator[None]:
         """Delay every frame to and from a host by so much."""
         switch, port = f"{self.name}-switch", f"port{host}"
-        for place in range(self.count):  # an answer is as plain as its question
-            _plain(f"{self.name}-{place}", "cable")
+        for number in range(self.count):  # an answer is as plain as its question
+            _plain(f"{self.name}-{number}", "cable")
         _ip("-n", switch, "link", "add", "slow-a", "type", "veth", "peer", "name", "slow-b")
         try:
             _ip("-n", switch, "link", "set", "slow-b", "master", "bridge", "up")

@@ -48,8 +48,8 @@ def weights(result: Result) -> dict[str, str]:
 
 def rows(result: Result) -> list[dict[str, Any]]:
     """The rows of training in metrics.jsonl, in the order in which they were written."""
-    found = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if "loss" in row]
+    records = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in records if "loss" in row]
 
 
 def rank_is_at_step(run_dir: Path, step: int) -> bool:

@@ -40,11 +40,11 @@ MARK = "TOY_MARK"
 
 @contextlib.contextmanager
 def usual_port_taken() -> Iterator[None]:
-    """The port that everybody's launcher would like to have belongs to somebody else."""
-    with socket.socket() as taken:
+    """The usual port of launchers belongs to another process."""
+    with socket.socket() as listener:
         with contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", 29500))
-            taken.listen()
+            listener.bind(("127.0.0.1", 29500))
+            listener.listen()
         yield
 
 
@@ -61,8 +61,8 @@ class Result:
     @property
     def document(self) -> dict[str, Any]:
         """run.json."""
-        found: dict[str, Any] = json.loads((self.run_dir / "run.json").read_text())
-        return found
+        document: dict[str, Any] = json.loads((self.run_dir / "run.json").read_text())
+        return document
 
     @property
     def faults(self) -> list[dict[str, Any]]:
@@ -129,8 +129,8 @@ class Started:
         """Process number of a rank of the current attempt or of its `wrapper`, 0 if it has not started."""
         with contextlib.suppress(OSError, ValueError):
             document = json.loads((self.run_dir / "run.json").read_text())
-            found = json.loads((Path(document["blackbox_dir"]) / f"rank_{rank:05d}.pid").read_text())
-            return int(found[f"{of}_pid"])
+            record = json.loads((Path(document["blackbox_dir"]) / f"rank_{rank:05d}.pid").read_text())
+            return int(record[f"{of}_pid"])
         return 0
 
 

@@ -82,14 +82,14 @@ def test_what_is_used_again_last_goes_first(tmp_path: Path) -> None:
     assert gone == [0, 7]
 
 
-@pytest.mark.parametrize("place", [3, 20, 200, BLOCK_BYTES // 2])
-def test_a_flipped_byte_is_noticed_and_the_block_fetched_again(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [3, 20, 200, BLOCK_BYTES // 2])
+def test_a_flipped_byte_is_noticed_and_the_block_fetched_again(offset: int, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 20 * BLOCK_BYTES)
     data = random.Random(1).randbytes(BLOCK_BYTES)
     cache.fill([_key(1)], _giving(data))
     (file,) = (tmp_path / "blocks").glob("*/*")
     content = bytearray(file.read_bytes())
-    content[place] ^= 1
+    content[offset] ^= 1
     file.write_bytes(content)
     assert cache.read(_key(1), 0, BLOCK_BYTES) is None
     assert cache.fill([_key(1)], _giving(data)) == [data]
@@ -158,7 +158,7 @@ def test_a_limit_that_the_disk_cannot_hold_is_refused(tmp_path: Path, monkeypatc
 
 
 def test_eviction_removes_blocks_and_nothing_else(tmp_path: Path) -> None:
-    """A person may name a directory with photos as data.cache_dir, and it may have a folder `blocks` already."""
+    """A user may name a directory with photos as data.cache_dir, and it may have a folder `blocks` already."""
     photos = [tmp_path / "blocks" / "2026" / f"{number:02d}.jpg" for number in range(20)]
     # Of the name of a block, but not at its place; in a folder of blocks, but of another name; not in a folder at all.
     photos += [tmp_path / "blocks" / "2026" / _key(1), tmp_path / "blocks" / "00" / "beach.jpg", tmp_path / "blocks/a"]

@@ -95,8 +95,8 @@ def test_an_endpoint_is_taken_and_plain_http_only_on_this_machine(name: str) -> 
 def test_credentials_come_from_the_files_of_the_provider(tmp_path: Path) -> None:
     shared = tmp_path / "credentials"
     shared.write_text(f"[default]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n[other]\n")
-    found = s3_options({"AWS_SHARED_CREDENTIALS_FILE": str(shared)})
-    assert (found["access_key_id"], found["secret_access_key"]) == ("a", SECRET)
+    options = s3_options({"AWS_SHARED_CREDENTIALS_FILE": str(shared)})
+    assert (options["access_key_id"], options["secret_access_key"]) == ("a", SECRET)
     assert "access_key_id" not in s3_options({"AWS_SHARED_CREDENTIALS_FILE": str(shared), "AWS_PROFILE": "other"})
     assert "access_key_id" not in s3_options({"AWS_SHARED_CREDENTIALS_FILE": str(shared), "AWS_ACCESS_KEY_ID": "b"})
 

@@ -45,10 +45,10 @@ print(hashlib.sha256(read_range(info, 0, info.size)).hexdigest())
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
     require_weed()
-    found = Seaweed(tmp_path_factory.mktemp("weed"))
-    found.start()
-    yield found
-    found.kill()
+    seaweed = Seaweed(tmp_path_factory.mktemp("weed"))
+    seaweed.start()
+    yield seaweed
+    seaweed.kill()
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ def test_batches_of_every_rank_are_those_of_the_disk(server: Seaweed, here: Path
     path = _files(here)[1]
     address = server.upload(path, f"ranks/{path.name}")
     for rank, workers in ((0, 0), (1, 0), (1, 1)):
-        found = [_batches(str(place), rank, workers) for place in (path, address)]
-        assert found[0] == found[1]
+        batches = [_batches(str(source), rank, workers) for source in (path, address)]
+        assert batches[0] == batches[1]
 
 
 def _batches(path: str, rank: int, workers: int) -> list[bytes]:

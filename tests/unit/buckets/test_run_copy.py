@@ -50,8 +50,8 @@ STATISTICS = b'{"a": 1}\n'
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Seaweed]:
-    with serve_s3() as found:
-        yield found
+    with serve_s3() as seaweed:
+        yield seaweed
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def make_run(run_dir: Path, identity: RunIdentity | None = None) -> RunIdentity:
     (run_dir / "statistics.json").write_bytes(STATISTICS)
     (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
     (run_dir / "notes-of-somebody.txt").write_text("private")
-    found = identity or RunIdentity("0123" * 8, recipes=("r",))
-    note(run_dir, found)
-    return found
+    named = identity or RunIdentity("0123" * 8, recipes=("r",))
+    note(run_dir, named)
+    return named
 
 
 def note(run_dir: Path, identity: RunIdentity) -> None:
@@ -114,7 +114,7 @@ def test_a_copy_has_checkpoints_bundle_and_record_and_comes_back(bucket: Bucket,
     assert not any("somebody" in name or "lock" in name for name in names(bucket))
     back = tmp_path / "back"
     assert restore_checkpoints(bucket, back, identity) == 6
-    # The newest, and the one that a later stage may begin from; not what nobody reads.
+    # The newest, and the one that a later stage may begin from; not what is never read.
     assert [step for step, _ in list_checkpoints(back)] == [6, 2]
     assert verify(RunDir(back).checkpoint(6)).sha256 == hashes[6]
     assert restore_bundle(bucket, back / "bundle")
@@ -217,12 +217,12 @@ def test_a_step_that_is_saved_again_never_contradicts_the_record(bucket: Bucket,
     copy = RunCopy(bucket, run_dir, 2)
     copy._open()
     copy.send_record()  # killed before the checkpoint itself comes
-    found = identity_in(bucket)
-    assert found is not None
+    known = identity_in(bucket)
+    assert known is not None
     assert sorted(steps_in(bucket)) == [2]  # 4 is not what the record notes: it exists no more
-    assert restore_checkpoints(bucket, tmp_path / "between", found) == 2
+    assert restore_checkpoints(bucket, tmp_path / "between", known) == 2
     copied(bucket, run_dir)
-    assert restore_checkpoints(bucket, tmp_path / "after", found) == 4
+    assert restore_checkpoints(bucket, tmp_path / "after", known) == 4
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_copied_comes_whole(
@@ -272,9 +272,9 @@ def test_a_kill_during_a_copy_never_leaves_half_a_checkpoint(bucket: Bucket, tmp
     process.stdin.flush()
     assert process.wait(100) == 0
     assert restore_checkpoints(bucket, tmp_path / "last", identity) == 5
-    found = read_note(run_dir)
-    assert found is not None
-    assert (found.step, found.behind_since, found.problem) == (5, None, "")
+    state = read_note(run_dir)
+    assert state is not None
+    assert (state.step, state.behind_since, state.problem) == (5, None, "")
 
 
 def test_the_process_leaves_at_once_when_its_supervisor_is_gone(bucket: Bucket, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_the_process_does_not_wait_long_for_a_bucket_when_its_supervisor_dies_at
         assert process.stdin is not None
         process.stdin.write(b"finish\n")
         process.stdin.flush()
-        with pytest.raises(subprocess.TimeoutExpired):  # somebody still waits for it
+        with pytest.raises(subprocess.TimeoutExpired):  # it is still waited for
             process.wait(ALONE_SECONDS + 5)
         began = time.monotonic()
         process.stdin.close()
@@ -314,9 +314,9 @@ def test_a_process_that_meets_the_copy_of_another_run_says_so_and_leaves(bucket:
     process = _start(tmp_path / "two", bucket, 60)
     process.wait(60)
     assert process.returncode == REFUSED
-    found = read_note(tmp_path / "two")
-    assert found is not None
-    assert "another run" in found.problem
+    state = read_note(tmp_path / "two")
+    assert state is not None
+    assert "another run" in state.problem
 
 
 @pytest.mark.parametrize("how", ["pause", "kill"])

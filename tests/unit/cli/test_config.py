@@ -28,9 +28,9 @@ def test_show_prints_what_resolves_to_itself(capsys: pytest.CaptureFixture[str],
     (tmp_path / "config.yaml").write_text(text)
     assert "seed: 7" in text
     assert shown(capsys, "show", str(tmp_path)) == text
-    found = json.loads(shown(capsys, "show", str(tmp_path), "--json"))
-    assert found["hash"] == resolve(TINY, ["run.seed=7"]).hash
-    assert found["recipe"]["run"]["seed"] == 7
+    document = json.loads(shown(capsys, "show", str(tmp_path), "--json"))
+    assert document["hash"] == resolve(TINY, ["run.seed=7"]).hash
+    assert document["recipe"]["run"]["seed"] == 7
 
 
 def test_check_says_ok_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,8 +38,8 @@ def test_check_says_ok_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     digest = resolve(TINY).hash
     assert line.startswith(f"ok tiny (hash {digest[:12]}): 2 tasks (")
     assert len(line.splitlines()) == 1
-    found = json.loads(shown(capsys, "check", TINY, "--json"))
-    assert (found["ok"], found["name"], found["hash"]) == (True, "tiny", digest)
+    document = json.loads(shown(capsys, "check", TINY, "--json"))
+    assert (document["ok"], document["name"], document["hash"]) == (True, "tiny", digest)
 
 
 def test_check_tells_every_mistake_on_a_line_and_leaves_with_3(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,14 +53,14 @@ def test_check_tells_every_mistake_on_a_line_and_leaves_with_3(capsys: pytest.Ca
 
 
 def test_a_missing_recipe_is_reported_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(shown(capsys, "check", "/no/such.yaml", "--json", code=3))
-    assert found["error"]["message"] == "/no/such.yaml: no such file"
+    document = json.loads(shown(capsys, "check", "/no/such.yaml", "--json", code=3))
+    assert document["error"]["message"] == "/no/such.yaml: no such file"
 
 
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(shown(capsys, "schema"))
-    assert {"include", "run", "data", "stages"} <= set(found["properties"])
-    assert found["$defs"]["EngineConfig"]["properties"]["timeout_seconds"]["unit"] == "seconds"
+    document = json.loads(shown(capsys, "schema"))
+    assert {"include", "run", "data", "stages"} <= set(document["properties"])
+    assert document["$defs"]["EngineConfig"]["properties"]["timeout_seconds"]["unit"] == "seconds"
 
 
 def test_diff_shows_changed_fields_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_diff_shows_changed_fields_only(capsys: pytest.CaptureFixture[str], tmp_
     assert lines[0] == "run.name: tiny -> other"
     assert lines[1].startswith("stages.1: (absent) -> {type: operator, ")
     assert lines[2:] == ["engine.precision: float32 -> bfloat16"]
-    found = json.loads(shown(capsys, "diff", TINY, str(other), "--json"))
-    assert [change["field"] for change in found["changes"]] == ["run.name", "stages.1", "engine.precision"]
-    assert "a" not in found["changes"][1]
+    document = json.loads(shown(capsys, "diff", TINY, str(other), "--json"))
+    assert [change["field"] for change in document["changes"]] == ["run.name", "stages.1", "engine.precision"]
+    assert "a" not in document["changes"][1]
 
 
 def test_diff_of_equals_says_so(capsys: pytest.CaptureFixture[str]) -> None:

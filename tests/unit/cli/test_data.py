@@ -1,4 +1,4 @@
-"""`ups data inspect / validate / pack` as a person runs them."""
+"""`ups data inspect / validate / pack` on the command line."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("data")
     x = (np.arange(32) + 0.5) / 32
     phases = np.random.default_rng(0).uniform(0, 6, 10)
-    place = x[None, None] - 0.02 * np.arange(9)[None, :, None]
-    waves = np.sin(2 * np.pi * place + phases[:, None, None]).astype(np.float32)
-    found = {}
+    position = x[None, None] - 0.02 * np.arange(9)[None, :, None]
+    waves = np.sin(2 * np.pi * position + phases[:, None, None]).astype(np.float32)
+    paths = {}
     for name in ("good", "bad"):
-        found[name] = folder / name / "1D_Advection_Sols_beta0.4.hdf5"
-        found[name].parent.mkdir()
-        with h5py.File(found[name], "w") as file:
+        paths[name] = folder / name / "1D_Advection_Sols_beta0.4.hdf5"
+        paths[name].parent.mkdir()
+        with h5py.File(paths[name], "w") as file:
             file["tensor"] = waves
             file["x-coordinate"] = x
             file["t-coordinate"] = np.arange(10) * 0.05
             file.attrs["beta"] = 0.4
         waves[3, 5, 2] = np.nan
-    found["darcy"] = folder / "2D_DarcyFlow_beta1.0_Train.hdf5"
-    with h5py.File(found["darcy"], "w") as file:
+    paths["darcy"] = folder / "2D_DarcyFlow_beta1.0_Train.hdf5"
+    with h5py.File(paths["darcy"], "w") as file:
         file["nu"] = np.random.default_rng(1).uniform(size=(10, 8, 8)).astype(np.float32)
         file["tensor"] = np.random.default_rng(2).uniform(size=(10, 1, 8, 8)).astype(np.float32)
         file["x-coordinate"] = file["y-coordinate"] = (np.arange(8) + 0.5) / 8
-    return found
+    return paths
 
 
 def test_inspect_prints_a_card_and_draws(

@@ -16,17 +16,17 @@ from ups.doctor.other_python import DATA_READ, Comparison
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 
 
-@pytest.mark.parametrize("given", ["run", "run/config.yaml"])
+@pytest.mark.parametrize("source", ["run", "run/config.yaml"])
 def test_a_run_directory_is_examined_with_its_own_recipe(
-    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(STORED / "v1", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     seen: list[Examination] = []
     monkeypatch.setattr("ups.cli.doctor.examine", lambda run_checks, show: seen.append(run_checks) or [])
-    doctor(given, ranks=2, set=["engine.threads=1"], json=False)
+    doctor(source, ranks=2, set=["engine.threads=1"], json=False)
     assert seen[0].recipe_text == resolve("run/config.yaml", ["engine.threads=1"]).text
-    expected = tmp_path / "run" if given == "run" else tmp_path / "runs" / "stored"
+    expected = tmp_path / "run" if source == "run" else tmp_path / "runs" / "stored"
     assert seen[0].run_dir == expected
 
 
@@ -59,8 +59,8 @@ VERSIONS = {"torch": "2.13.0", "numpy": "2.4.6", "ups": "0.1.0", "ups_path": "/h
 def test_what_to_change_depends_on_what_differs(
     there: dict[str, str], first: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Comparison(VERSIONS, VERSIONS | there, first={"stage": 0, "step": 2} | first)
-    show_comparison(found, "PY")
+    comparison = Comparison(VERSIONS, VERSIONS | there, first={"stage": 0, "step": 2} | first)
+    show_comparison(comparison, "PY")
     out = capsys.readouterr().out
     assert "differ first in step 2 of stage 0: " in out
     for one in words:

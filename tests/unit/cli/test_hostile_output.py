@@ -100,10 +100,10 @@ def test_names_in_a_store_that_are_none_are_refused_in_plain_words(
     store = Path(write_mixture(tmp_path)[0]["path"])
     path = store / "zarr.json"
     sound = path.read_text()
-    for place in ("task", "field"):
+    for part in ("task", "field"):
         document = json.loads(sound)
         task = document["attributes"]["ups"]["task"]
-        (task if place == "task" else task["fields"][0])["name"] = name
+        (task if part == "task" else task["fields"][0])["name"] = name
         path.write_text(json.dumps(document))
         assert run(["data", "inspect", str(store)]) == 4
         assert not unsafe(capsys.readouterr().err)

@@ -17,7 +17,7 @@ OWN = {"skypilot": ["--gpus", "A100:1", "--spot"], "vast": ["--gpus", "RTX_4090:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "VAST_API_KEY"):
@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("cloud", ["skypilot", "vast"])
 def test_a_dry_run_shows_what_would_be_sent_and_starts_nothing(
-    cloud: str, place: Path, capsys: pytest.CaptureFixture[str]
+    cloud: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["launch", cloud, "waves.yaml", *LIMITS, *SHARED, *OWN[cloud], "--dry-run"]
     assert front.run(words) == 0
@@ -37,18 +37,18 @@ def test_a_dry_run_shows_what_would_be_sent_and_starts_nothing(
     assert "timeout --foreground" in shown
     assert "canary" not in shown
     assert front.run([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     if cloud == "skypilot":
-        assert found["task"]["resources"]["max_hourly_cost"] == 0.5
-        assert found["task"]["secrets"] == {"AWS_SECRET_ACCESS_KEY": None, "WANDB_API_KEY": None}
-        assert found["command"][:3] == ["sky", "jobs", "launch"]
+        assert document["task"]["resources"]["max_hourly_cost"] == 0.5
+        assert document["task"]["secrets"] == {"AWS_SECRET_ACCESS_KEY": None, "WANDB_API_KEY": None}
+        assert document["command"][:3] == ["sky", "jobs", "launch"]
     else:
-        assert [call[1] for call in found["calls"]] == [
+        assert [call[1] for call in document["calls"]] == [
             *("show", "search", "create", "show", "logs", "copy", "show", "destroy")
         ]
-        assert "max_hours" not in found["onstart"]
-        assert "-ge" in found["watch"]
-    assert [path.name for path in place.iterdir()] == ["waves.yaml"]
+        assert "max_hours" not in document["onstart"]
+        assert "-ge" in document["watch"]
+    assert [path.name for path in folder.iterdir()] == ["waves.yaml"]
 
 
 def test_a_recipe_with_eleven_tasks_fits_into_the_start_script_of_vast(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ OPTIONS = ["--image", "registry.example.org/ups:1.0", "--claim", "shared", "--ho
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -31,10 +31,10 @@ def test_a_job_is_the_default_and_a_jobset_is_asked_for(capsys: pytest.CaptureFi
     assert [one["kind"] for one in yaml.safe_load_all(shown)] == ["Service", "Job"]
     assert "canary" not in shown
     assert front.run(["launch", "kubernetes", "waves.yaml", *OPTIONS, "--jobset"]) == 0
-    (found,) = yaml.safe_load_all(capsys.readouterr().out)
-    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (jobset,) = yaml.safe_load_all(capsys.readouterr().out)
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert front.run(["launch", "kubernetes", "waves.yaml", *OPTIONS, "--jobset", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [found]
+    assert json.loads(capsys.readouterr().out) == [jobset]
 
 
 def test_what_the_pods_would_lack_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,8 +47,8 @@ def test_what_the_pods_would_lack_is_said(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.text == ""
 
 
-def test_the_recipe_is_named_as_the_pods_see_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert front.run(["launch", "kubernetes", str(place / "waves.yaml"), *OPTIONS]) == 0
+def test_the_recipe_is_named_as_the_pods_see_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run(["launch", "kubernetes", str(folder / "waves.yaml"), *OPTIONS]) == 0
     assert "ups train waves.yaml --ranks 2" in " ".join(capsys.readouterr().out.split())
     assert front.run(["launch", "kubernetes", "../elsewhere.yaml", *OPTIONS]) == 3
     assert "which is all that the pods see" in capsys.readouterr().err

@@ -155,11 +155,11 @@ def test_an_error_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "error: data: \\x1b[31mred\\x07\n"
 
 
-@pytest.mark.parametrize("place", ["/dev/null/x", "/proc/nowhere"])
+@pytest.mark.parametrize("folder", ["/dev/null/x", "/proc/nowhere"])
 def test_a_log_that_cannot_be_written_is_no_second_error(
-    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, planted: None
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, planted: None
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", place)
+    monkeypatch.setenv("XDG_STATE_HOME", folder)
     assert front.run(["planted", "known"]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -211,7 +211,7 @@ def test_nobody_reading_is_quiet(how: str, tmp_path: Path) -> None:
         stdout=writer,
         stderr=subprocess.PIPE,
         timeout=30,
-        # Buffered, as on any terminal: the text that nobody read is still there when the interpreter leaves.
+        # Buffered, as on any terminal: the unread text is still there when the interpreter leaves.
         env={**os.environ, "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
     os.close(writer)

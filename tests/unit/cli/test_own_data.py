@@ -1,4 +1,4 @@
-"""`ups init` and `ups data import` as a person runs them, and `ups.import_data`."""
+"""`ups init` and `ups data import` on the command line, and `ups.import_data`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_init_shows_what_it_guessed_and_writes_a_recipe_that_is_accepted(
     assert recipe["model"]["type"] == "multiscale"
     assert recipe["data"]["tasks"][0]["description"]["equation"] == ""
     assert recipe["data"]["tasks"][0]["description"]["axes"][0]["boundary"] == "periodic"
-    assert run(["init", "mine", "--data", "waves.npz"]) == 3, "what a person has edited is not replaced"
+    assert run(["init", "mine", "--data", "waves.npz"]) == 3, "what a user has edited is not replaced"
 
 
 def test_init_counts_steps_by_a_measured_step_time(folder: Path) -> None:
@@ -63,11 +63,11 @@ def test_init_counts_steps_by_a_measured_step_time(folder: Path) -> None:
     for name, axes in (("waves.npz", ""), ("plane.npy", "xy"), ("cube.npy", "xyz")):
         dims = ("trajectory", "time", *axes) if axes else ()
         text = init_run(name.partition(".")[0], name, dims).recipe.read_text()
-        found = re.search(r"^    steps: (\d+) # (.*)$", text, re.M)
-        assert found is not None
-        steps[name] = (int(found[1]), found[2])
+        match = re.search(r"^    steps: (\d+) # (.*)$", text, re.M)
+        assert match is not None
+        steps[name] = (int(match[1]), match[2])
         stage = ups.load_recipe(f"{name.partition('.')[0]}/recipe.yaml").stages[0]
-        assert (stage.steps, stage.budget_seconds) == (int(found[1]), None)
+        assert (stage.steps, stage.budget_seconds) == (int(match[1]), None)
     assert re.fullmatch(r"about \d+ (s|min): a step took \S+ s on one core here", steps["waves.npz"][1])
     assert steps["waves.npz"][0] > steps["plane.npy"][0] >= 500
     assert steps["cube.npy"] == (500, "not measured: a step on 524,288 points takes long; ups plan --measure tells")
@@ -85,10 +85,10 @@ def test_init_takes_a_description_that_is_there_already(folder: Path, capsys: py
     assert run(["init", "mine", "--data", "waves.npz"]) == 0
     assert "described by" in capsys.readouterr().out
     assert not (folder / "mine" / "task.yaml").exists()
-    found = ups.load_recipe("mine/recipe.yaml").data.tasks[0].description
-    assert found is not None
-    assert not isinstance(found, str)
-    assert found.axes[0].boundary == "open"
+    description = ups.load_recipe("mine/recipe.yaml").data.tasks[0].description
+    assert description is not None
+    assert not isinstance(description, str)
+    assert description.axes[0].boundary == "open"
 
 
 def test_init_works_for_a_store_and_for_many_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,21 +129,21 @@ def test_every_command_holds_out_the_same_and_enough_to_tell_models_apart(
     started = init_run("mine", "some.npz", ["trajectory", "time", "x"])
     assert started.reader.splits["test"] == tests
     task = ups.load_recipe("mine/recipe.yaml").data.tasks[0]
-    found = [open_task(task).splits]
+    splits = [open_task(task).splits]
     for command in (["data", "inspect", "some.npz"], ["data", "import", "some.npz", "-o", "some.zarr"]):
         capsys.readouterr()
         assert run([*command, "--task", "mine/task.yaml", "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out)["splits"])
-    assert found == [dict(started.reader.splits)] * 3
+        splits.append(json.loads(capsys.readouterr().out)["splits"])
+    assert splits == [dict(started.reader.splits)] * 3
 
 
 def test_dims_of_a_person_let_the_rest_be_guessed_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("turned.npz", u=WAVES.transpose(2, 1, 0), aa=X, bb=T, cc=SPEED.ravel())
     assert run(["init", "mine", "--data", "turned.npz", "--dims", "x, time, trajectory"]) == 0
     assert "[x, time, trajectory]  (as you said)" in capsys.readouterr().out
-    found = read_description(folder / "mine" / "task.yaml")
-    assert (found.axes[0].dataset, found.axes[0].boundary, found.times) == ("aa", "periodic", "bb")
-    assert [p.name for p in found.parameters] == ["cc"]
+    description = read_description(folder / "mine" / "task.yaml")
+    assert (description.axes[0].dataset, description.axes[0].boundary, description.times) == ("aa", "periodic", "bb")
+    assert [p.name for p in description.parameters] == ["cc"]
     (folder / "mine" / "recipe.yaml").unlink()
     assert run(["init", "mine", "--data", "turned.npz", "--dims", "time,x,trajectory"]) == 3
     assert "remove it" in capsys.readouterr().err
@@ -158,11 +158,11 @@ def test_names_from_a_file_cannot_write_into_the_recipe(folder: Path) -> None:
         file[evil].attrs["units"] = "m\nsteady: true"
     assert run(["init", "mine", "--data", "evil.h5"]) == 0
     recipe = ups.load_recipe("mine/recipe.yaml")
-    found = recipe.data.tasks[0].description
+    described = recipe.data.tasks[0].description
     assert recipe.run.name == "mine"
-    assert found is not None
-    assert not isinstance(found, str)
-    assert (found.equation, found.steady, len(found.fields), len(found.parameters)) == ("", False, 1, 1)
+    assert described is not None
+    assert not isinstance(described, str)
+    assert (described.equation, described.steady, len(described.fields), len(described.parameters)) == ("", False, 1, 1)
 
 
 def test_import_keeps_units_coordinates_and_parameters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,9 +270,9 @@ def test_groups_of_unequal_length_are_trajectories_of_their_own(
         file["x"] = X
     assert run(["init", "mine", "--data", "groups.h5"]) == 0
     assert "8 train, 2 valid, 2 test trajectories of 6 to 9 frames on 64 points" in capsys.readouterr().out
-    found = read_description(folder / "mine" / "task.yaml")
-    assert (found.dims, found.times) == (["trajectory", "time", "x"], "*/t")
-    assert [p.dataset for p in found.parameters] == ["*@speed"]
+    description = read_description(folder / "mine" / "task.yaml")
+    assert (description.dims, description.times) == (["trajectory", "time", "x"], "*/t")
+    assert [p.dataset for p in description.parameters] == ["*@speed"]
     assert run(["config", "check", "mine/recipe.yaml"]) == 0
     data = ups.import_data("groups.h5", folder / "groups.zarr", folder / "mine" / "task.yaml")
     assert dict(data.splits) == {"train": 8, "valid": 2, "test": 2}
@@ -282,8 +282,8 @@ def test_groups_of_unequal_length_are_trajectories_of_their_own(
 def test_durations_of_xarray_stay_durations(tmp_path: Path) -> None:
     period = np.arange(5, 25).astype("timedelta64[s]").astype("timedelta64[ns]")
     dataset = xarray.Dataset({"u": (("sample", "time", "x"), WAVES), "period": ("sample", period)}, {"x": X})
-    found = ups.import_data(dataset, tmp_path / "a.zarr").task.parameters[0]
-    assert (found.name, found.unit, found.minimum, found.maximum) == ("period", "s", 5, 24)
+    parameter = ups.import_data(dataset, tmp_path / "a.zarr").task.parameters[0]
+    assert (parameter.name, parameter.unit, parameter.minimum, parameter.maximum) == ("period", "s", 5, 24)
 
 
 def test_a_data_array_says_what_its_dimensions_are(tmp_path: Path) -> None:

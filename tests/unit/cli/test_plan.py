@@ -1,4 +1,4 @@
-"""`ups plan` as a person types it."""
+"""`ups plan` on the command line."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_a_plan_says_what_a_run_costs(recipe: str, capsys: pytest.CaptureFixture
     for word in ("2 x h100", "ddp", "usable: fits", "communication", "Young's interval", "price", "estimates"):
         assert word in text
     assert run([*arguments, "--json", "--set", "engine.strategy=fsdp"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    (stage,) = found["stages"]
-    assert found["strategy"] == "fsdp"
+    plan = json.loads(capsys.readouterr().out)
+    (stage,) = plan["stages"]
+    assert plan["strategy"] == "fsdp"
     assert stage["fits"]
     assert stage["largest_micro_batch"] == 2
     assert stage["memory_bytes"]["optimizer"] == pytest.approx(2 * stage["memory_bytes"]["parameters"], rel=0.1)
-    assert found["price"] == pytest.approx(2 * 2.5 * found["hours"])
+    assert plan["price"] == pytest.approx(2 * 2.5 * plan["hours"])
     assert not Path(recipe).with_name("run").exists()
 
 
@@ -77,8 +77,8 @@ def test_a_plan_agrees_with_a_calculation_by_hand(
 ) -> None:
     capsys.readouterr()
     assert run([*wide, "--gpus", str(gpus)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    (stage,) = found["stages"]
+    plan = json.loads(capsys.readouterr().out)
+    (stage,) = plan["stages"]
     step, memory = stage["step"], stage["memory_bytes"]
     sent, exposed, young, effective = BY_HAND[gpus]
     assert stage["parameters"] == 78_876_480
@@ -90,24 +90,24 @@ def test_a_plan_agrees_with_a_calculation_by_hand(
     assert step["not_hidden_seconds"] == pytest.approx(exposed / 1000, rel=0.1)
     arithmetic = step["forward_seconds"] + step["backward_seconds"] + step["update_seconds"]
     assert step["seconds"] == pytest.approx(arithmetic + exposed / 1000, rel=0.01)
-    saves, failures = found["checkpoints"], found["failures"]
+    saves, failures = plan["checkpoints"], plan["failures"]
     assert (saves["bytes"], saves["save_seconds"]) == (pytest.approx(1.262e9, rel=0.1), pytest.approx(1.262, rel=0.1))
     assert failures["hours_between"] == pytest.approx(50_677 / gpus, rel=0.01)
     assert saves["young_interval_steps"] * step["seconds"] == pytest.approx(young, rel=0.1)
     assert 1 - failures["effective_part"] == pytest.approx(1 - effective, rel=0.1)
-    assert found["price"] == pytest.approx(2.5 * gpus * 10_000 * step["seconds"] / 3600 / effective, rel=0.01)
+    assert plan["price"] == pytest.approx(2.5 * gpus * 10_000 * step["seconds"] / 3600 / effective, rel=0.01)
 
 
 def test_a_checkpoint_of_shards_is_as_large_as_the_whole_model(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`fully_shard` pads tensors with fewer rows than ranks: that is sent, and not saved."""
     words = ["plan", recipe, "--gpus", "8", "--gpu", "h100", "--json", "--set", "data.batch_size=8"]
-    found = []
+    plans = []
     for strategy in ("ddp", "fsdp"):
         assert run([*words, "--set", f"engine.strategy={strategy}"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    whole, sharded = (one["checkpoints"]["bytes"] for one in found)
+        plans.append(json.loads(capsys.readouterr().out))
+    whole, sharded = (one["checkpoints"]["bytes"] for one in plans)
     assert sharded == pytest.approx(whole, rel=0.02)
-    (stage,) = found[1]["stages"]
+    (stage,) = plans[1]["stages"]
     padded = 8 * stage["memory_bytes"]["parameters"]
     assert padded > 4 * stage["parameters"]
     assert stage["step"]["sent_bytes"] >= 7 / 8 * 3 * padded
@@ -120,7 +120,7 @@ def test_a_plan_for_the_cpu_has_no_failures_of_gpus(recipe: str, capsys: pytest.
     assert "Young" not in text
     assert "which is all that one rank gets of a batch" in text
     assert run(["plan", recipe, "--gpus", "2", "--json", "--failure-hours", "1000"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["failures"]["hours_between"] == pytest.approx(1000), "two ranks, one machine"
-    assert found["hosts"] == 1
-    assert found["stages"][0]["memory_bytes"]["usable"] <= found["device"]["memory_bytes"] / 2
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["failures"]["hours_between"] == pytest.approx(1000), "two ranks, one machine"
+    assert plan["hosts"] == 1
+    assert plan["stages"][0]["memory_bytes"]["usable"] <= plan["device"]["memory_bytes"] / 2

@@ -1,4 +1,4 @@
-"""`ups rollout` as a person runs it, with a stored bundle."""
+"""`ups rollout` on the command line, with a stored bundle."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (x,) = grid(ADVECTION)
     with StoreWriter(tmp_path / "wave.zarr", ADVECTION, [x], FRAMES) as writer:
         for split in ("train", "valid", "test"):
-            place = x[None] - 0.05 * np.arange(FRAMES)[:, None] + draw.uniform()
-            writer.append(split, state=np.sin(2 * np.pi * place)[:, None].astype(np.float32), parameters=[1.0])
+            position = x[None] - 0.05 * np.arange(FRAMES)[:, None] + draw.uniform()
+            writer.append(split, state=np.sin(2 * np.pi * position)[:, None].astype(np.float32), parameters=[1.0])
     with StoreWriter(tmp_path / "darcy.zarr", DARCY, grid(DARCY), 0) as writer:
         for split in ("train", "valid", "test"):
             fields = draw.normal(size=(2, 1, 16, 16)).astype(np.float32)
@@ -147,8 +147,8 @@ def test_a_trajectory_of_its_own_length_and_time_step_is_shown_as_it_is(
     with StoreWriter(desk / "two.zarr", ADVECTION, [x], FRAMES) as writer:
         for split in ("train", "test"):
             for frames, dt in ((FRAMES, 0.05), (4, 0.1)):
-                place = x[None] - dt * np.arange(frames)[:, None]
-                state = np.sin(2 * np.pi * place)[:, None].astype(np.float32)
+                position = x[None] - dt * np.arange(frames)[:, None]
+                state = np.sin(2 * np.pi * position)[:, None].astype(np.float32)
                 writer.append(split, state=state, parameters=[1.0], frames=frames, dt=dt)
     options = ["--task", "advection", "--trajectory", "1", "--picture", "p.png"]
     assert run(["rollout", "ranged", "two.zarr", *options]) == 0
@@ -172,9 +172,9 @@ def test_a_store_on_another_domain_is_refused_or_rescaled(desk: Path, capsys: py
         if name == "irregular":
             assert code == 10
             continue
-        found = json.loads(capsys.readouterr().out)
-        assert found["samples"] == [{"warnings": ["domain_rescaled"], "blew_up": False, "diverged_at": None}]
-        assert "the physics was not rescaled" in found["attributes"]["warnings"]
+        document = json.loads(capsys.readouterr().out)
+        assert document["samples"] == [{"warnings": ["domain_rescaled"], "blew_up": False, "diverged_at": None}]
+        assert "the physics was not rescaled" in document["attributes"]["warnings"]
 
 
 def test_a_store_of_another_time_step_is_thinned_or_refused(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,9 +286,9 @@ def test_hints_are_in_the_words_of_the_command_line(desk: Path, capsys: pytest.C
 
     (x,) = grid(ADVECTION)
     assert run(["rollout", "mine", "wave.zarr", "-o", "a.zarr", "--json"]) == 10
-    found = capsys.readouterr()
-    assert "say which with --task: " in found.err
-    assert "say which with --task: " in json.loads(found.out)["error"]["hint"]
+    printed = capsys.readouterr()
+    assert "say which with --task: " in printed.err
+    assert "say which with --task: " in json.loads(printed.out)["error"]["hint"]
     xarray.Dataset({"u": (("x",), x)}, {"x": 3 * x}).to_netcdf(desk / "long.nc", engine="h5netcdf")
     options = ["--task", "advection", "--parameter", "beta=1", "-o", "a.zarr"]
     assert run(["rollout", "mine", "long.nc", *options]) == 10

@@ -11,7 +11,7 @@ from ups.cli import main as front
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("WANDB_API_KEY", "canary")
@@ -28,9 +28,9 @@ def test_the_number_of_a_host_without_the_number_of_hosts_is_refused(
 
 
 def test_a_run_that_cannot_start_leaves_nothing_though_its_address_is_not_of_this_host(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--ranks", "2", "--hosts", "2", "--host", "0", "--address", "192.0.2.1:29500", "--interface", "lo"]
     assert front.run(["train", "waves.yaml", *words]) == 4
     assert "data/advection1d.zarr" in capsys.readouterr().err
-    assert not list((place / "runs").iterdir())
+    assert not list((folder / "runs").iterdir())

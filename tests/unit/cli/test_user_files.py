@@ -185,11 +185,11 @@ def test_the_seam_is_compared_with_the_largest_step_inside(
     assert _init("waves.npz", "--dims", "trajectory,time,x", "--json") == 0
     (why,) = [g["why"] for g in json.loads(capsys.readouterr().out)["guesses"] if g["field"] == "axis x boundary"]
     assert ups.load_recipe("mine/recipe.yaml").data.tasks[0].description.axes[0].boundary == boundary  # type: ignore
-    found = re.search(
+    match = re.search(
         r"first is ([\d.e+]+) times the largest inside \(.*differences, RMS ([\d.e-]+) and ([\d.e-]+)\)", why
     )
-    assert found, why
-    factor, over, inside = map(float, found.groups())
+    assert match, why
+    factor, over, inside = map(float, match.groups())
     assert factor == pytest.approx(over / inside, rel=0.1)
     assert factor <= most
 
@@ -484,12 +484,12 @@ def test_a_recipe_may_hold_a_pattern(capsys: pytest.CaptureFixture[str]) -> None
     recipe.write_text(recipe.read_text().replace("path: runs ", 'path: "runs/*.npz" '))
     task = ups.load_recipe(recipe).data.tasks[0]
     assert task.path == "runs/*.npz"
-    found = open_task(task)
-    ensure_statistics(found, task.paths)
+    opened = open_task(task)
+    ensure_statistics(opened, task.paths)
     assert Path("runs/0.npz.statistics.json").exists()
-    np.testing.assert_allclose(found.read("test", 1, 0, 1).state, reader.read("test", 1, 0, 1).state)
-    np.testing.assert_allclose(found.read("test", 1, 0, 1).state[0, 0], WAVES[11, 0], rtol=1e-6)
-    assert open_paths("runs/*", description=task.description).splits == found.splits, "statistics are no data"
+    np.testing.assert_allclose(opened.read("test", 1, 0, 1).state, reader.read("test", 1, 0, 1).state)
+    np.testing.assert_allclose(opened.read("test", 1, 0, 1).state[0, 0], WAVES[11, 0], rtol=1e-6)
+    assert open_paths("runs/*", description=task.description).splits == opened.splits, "statistics are no data"
     with pytest.raises(DataError, match=r"none/\*.npz of task 'runs' does not exist"):
         open_task(task.model_copy(update={"path": "none/*.npz"}))
 

@@ -27,9 +27,9 @@ def test_verbose_lists_libraries_and_every_extra(capsys: pytest.CaptureFixture[s
     assert run(["--version", "--verbose"]) == 0
     text = capsys.readouterr().out
     assert metadata.version("torch") in text
-    for extra, found in software.extras().items():
+    for extra, packages in software.extras().items():
         assert extra in text
-        assert found["adds"] in text
+        assert packages["adds"] in text
     run(["--version", "--verbose", "--json"])
     assert json.loads(capsys.readouterr().out)["libraries"]["torch"] == metadata.version("torch")
 

@@ -54,8 +54,8 @@ def test_why_begins_with_the_one_line_and_says_what_to_do(runs: Path, capsys: py
 
 
 def test_why_as_json_has_the_documented_keys_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = json.loads(printed(capsys, "why", str(runs / "bad"), "--json"))
-    assert tuple(found)[: len(KEYS)] == KEYS
+    (record,) = json.loads(printed(capsys, "why", str(runs / "bad"), "--json"))
+    assert tuple(record)[: len(KEYS)] == KEYS
     assert json.loads(printed(capsys, "why", "good", "--json")) == []
 
 
@@ -70,11 +70,11 @@ def test_status_shows_the_living_run_by_default(runs: Path, capsys: pytest.Captu
     assert text.startswith("live: running, step 7/20, loss 0.25, ")
     assert ", 1 attempt, 0 faults, " in text
     assert "forward" in text
-    found = json.loads(printed(capsys, "status", "live", "--json"))
-    assert (found["attempt"], found["attempts"]) == (0, 1)
-    assert (found["step"], found["total_steps"], len(found["ranks"])) == (7, 20, 2)
-    assert found["steps_per_second"] > 0
-    assert found["seconds_left"] >= 0
+    status = json.loads(printed(capsys, "status", "live", "--json"))
+    assert (status["attempt"], status["attempts"]) == (0, 1)
+    assert (status["step"], status["total_steps"], len(status["ranks"])) == (7, 20, 2)
+    assert status["steps_per_second"] > 0
+    assert status["seconds_left"] >= 0
 
 
 def test_runs_lists_every_verdict(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,10 +98,10 @@ def test_status_and_runs_tell_the_checkpoint_that_is_on_the_disk(
         (temporary / "data").write_bytes(bytes(10))
         commit_directory(temporary, final)
     assert "checkpoint 15" in printed(capsys, "status", name)
-    found = json.loads(printed(capsys, "status", name, "--json"))
+    status = json.loads(printed(capsys, "status", name, "--json"))
     (row,) = (row for row in json.loads(printed(capsys, "runs", "--json")) if Path(row["path"]).name == name)
-    assert (found["checkpoint"], row["checkpoint"]) == (15, 15)
-    assert found["state"] == row["state"]
+    assert (status["checkpoint"], row["checkpoint"]) == (15, 15)
+    assert status["state"] == row["state"]
     (line,) = (line for line in printed(capsys, "runs").splitlines() if line.split()[0] == name)
     assert "15" in line.split()
 

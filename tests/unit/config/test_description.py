@@ -49,9 +49,9 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_sound_description_is_read(tmp_path: Path) -> None:
-    found = read_description(write(tmp_path, SOUND))
-    assert (found.name, found.fields[0].unit, found.axes[0].boundary, found.dt) == ("waves", "m/s", "periodic", 0.5)
-    assert found.equation == ""
+    sound = read_description(write(tmp_path, SOUND))
+    assert (sound.name, sound.fields[0].unit, sound.axes[0].boundary, sound.dt) == ("waves", "m/s", "periodic", 0.5)
+    assert sound.equation == ""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_description_is_found_next_to_the_data(tmp_path: Path) -> None:
 def test_the_description_on_the_page_is_sound() -> None:
     page = (Path(__file__).parents[3] / "docs" / "own-data.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
-    found = check_description(parse(block, "docs/own-data.md"))
-    assert [field.name for field in found.fields] == ["temperature", "conductivity"]
+    description = check_description(parse(block, "docs/own-data.md"))
+    assert [field.name for field in description.fields] == ["temperature", "conductivity"]
     for name in TaskDescription.model_fields:
         assert name in page, name

@@ -85,9 +85,9 @@ def test_the_description_of_a_source_becomes_part_of_the_recipe(tmp_path: Path) 
         "advection1d.zarr }", "w.zarr, source: {type: import, files: w.npy, description: task.yaml} }"
     )
     (tmp_path / "recipe.yaml").write_text(text)
-    found = resolve(tmp_path / "recipe.yaml")
-    assert str(tmp_path / "task.yaml") in found.files
-    source = found.recipe.data.tasks[0].source
+    resolved = resolve(tmp_path / "recipe.yaml")
+    assert str(tmp_path / "task.yaml") in resolved.files
+    source = resolved.recipe.data.tasks[0].source
     assert source is not None
     assert isinstance(source.description, TaskDescription)
     (tmp_path / "task.yaml").write_text(described.replace("periodic", "open ended"))

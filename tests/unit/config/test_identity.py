@@ -57,9 +57,9 @@ def test_what_is_learned_is_not(change: str) -> None:
 
 
 def test_the_identity_holds_no_free_field() -> None:
-    found = learned(resolve(RECIPE).recipe)
-    assert "checkpoint" not in found
-    assert "path" not in str(found["data"])
+    fields = learned(resolve(RECIPE).recipe)
+    assert "checkpoint" not in fields
+    assert "path" not in str(fields["data"])
 
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"

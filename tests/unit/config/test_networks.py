@@ -19,8 +19,8 @@ DISTILL = {"type": "distill", "steps": 1}
 
 def recipe(*stages: dict[str, Any], **sections: Any) -> Recipe:
     data = {"tasks": [{"name": "line", "path": "line.zarr"}]}
-    given = {"run": {"name": "r"}, "data": data, "model": {"type": "multiscale"}, "stages": list(stages)}
-    return Recipe.model_validate(given | sections)
+    document = {"run": {"name": "r"}, "data": data, "model": {"type": "multiscale"}, "stages": list(stages)}
+    return Recipe.model_validate(document | sections)
 
 
 def test_a_network_is_there_if_a_stage_needs_it_and_is_like_the_model_unless_it_is_said() -> None:

@@ -125,8 +125,8 @@ def test_an_override_is_typed_as_in_a_file(override: str, value: Any) -> None:
 
 
 def test_the_last_override_wins_and_a_section_is_replaced_as_a_whole() -> None:
-    found = resolved(MINIMAL, "engine.precision=float64", "engine={compile: true}", "run.seed=1", "run.seed=2").recipe
-    assert (found.engine.precision, found.engine.compile, found.run.seed) == ("float32", True, 2)
+    recipe = resolved(MINIMAL, "engine.precision=float64", "engine={compile: true}", "run.seed=1", "run.seed=2").recipe
+    assert (recipe.engine.precision, recipe.engine.compile, recipe.run.seed) == ("float32", True, 2)
 
 
 def test_places_follow_every_override() -> None:
@@ -145,12 +145,12 @@ def test_sections_merge_lists_are_replaced_and_the_including_file_wins(tmp_path:
         "include: [sub/base.yaml]\nengine: {threads: 3}\n"
         "model: {type: latent_operator}\nstages: [{type: autoencode, steps: 5}]\n"
     )
-    found = resolve(top)
-    engine = found.recipe.engine
+    merged = resolve(top)
+    engine = merged.recipe.engine
     assert (engine.precision, engine.threads, engine.compile) == ("float64", 3, True)
-    assert [stage.type for stage in found.recipe.stages] == ["autoencode"]
-    assert [os.path.basename(name) for name in found.files] == ["r.yaml", "base.yaml", "more.yaml"]
-    assert "include" not in found.text
+    assert [stage.type for stage in merged.recipe.stages] == ["autoencode"]
+    assert [os.path.basename(name) for name in merged.files] == ["r.yaml", "base.yaml", "more.yaml"]
+    assert "include" not in merged.text
 
 
 def test_a_merged_recipe_knows_the_place_of_every_value(tmp_path: Path) -> None:
@@ -188,10 +188,10 @@ def test_a_large_recipe_with_an_include_and_an_override_stays_fast(tmp_path: Pat
     assert len(resolve(tmp_path / "r.yaml", ["data.tasks.999.path=x"]).recipe.data.tasks) == 1000
 
 
-@pytest.mark.parametrize("place", ["runs/x\\ntouch pwned\\n#", "a\\tb", "a\\x1b[2J", "a\\u2028b"])
-def test_a_run_directory_without_line_breaks_and_control_characters(place: str) -> None:
+@pytest.mark.parametrize("run_dir", ["runs/x\\ntouch pwned\\n#", "a\\tb", "a\\x1b[2J", "a\\u2028b"])
+def test_a_run_directory_without_line_breaks_and_control_characters(run_dir: str) -> None:
     with pytest.raises(ConfigError, match="control characters"):
-        resolved(MINIMAL.replace("name: demo", f'name: demo, dir: "{place}"'))
+        resolved(MINIMAL.replace("name: demo", f'name: demo, dir: "{run_dir}"'))
     assert resolved(MINIMAL, "run.dir=my runs/\u00fc").recipe.run.dir == "my runs/\u00fc"
 
 
@@ -208,9 +208,9 @@ def test_a_byte_order_mark_and_windows_line_ends_change_nothing(tmp_path: Path) 
 
 def test_the_recipes_that_we_ship_are_sound() -> None:
     folder = Path(__file__).parents[3] / "recipes"
-    found = [resolve(path).recipe.run.name for path in sorted(folder.glob("*.yaml"))]
-    assert "tiny" in found
-    assert len(set(found)) == len(found)
+    names = [resolve(path).recipe.run.name for path in sorted(folder.glob("*.yaml"))]
+    assert "tiny" in names
+    assert len(set(names)) == len(names)
 
 
 def test_the_brief_form_leaves_out_only_what_is_empty() -> None:

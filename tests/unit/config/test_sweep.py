@@ -22,23 +22,23 @@ def runs(*over: str, mirror: str | None = None) -> list[Cell]:
 
 
 def test_values_are_yaml_so_that_lists_and_sections_are_values() -> None:
-    found = runs("model.widths=[[8, 16], [4, 8, 16]]", "model.noise={}".format("[{a: 1, b: [x, 'y, z']}, null]"))
-    assert [cell.values for cell in found] == [
+    cells = runs("model.widths=[[8, 16], [4, 8, 16]]", "model.noise={}".format("[{a: 1, b: [x, 'y, z']}, null]"))
+    assert [cell.values for cell in cells] == [
         {"model.widths": widths, "model.noise": noise}
         for widths in ([8, 16], [4, 8, 16])
         for noise in ({"a": 1, "b": ["x", "y, z"]}, None)
     ]
     # What `--set` gets is read back as the same value.
-    for cell in found:
+    for cell in cells:
         changes = dict(change.split("=", 1) for change in cell.changes)
         assert {name: parse(changes[name], "").value for name in cell.values} == cell.values
 
 
 def test_fields_change_together() -> None:
-    found = runs("model.width,model.num_heads=[[8, 1], [16, 2]]", "run.seed=[0, 1]")
-    assert [tuple(cell.values.values()) for cell in found] == [(8, 1, 0), (8, 1, 1), (16, 2, 0), (16, 2, 1)]
-    assert found[3].name == "tiny-width_16-num_heads_2-seed_1"
-    assert found[3].run_dir == RUN_DIR.with_name(found[3].name)
+    cells = runs("model.width,model.num_heads=[[8, 1], [16, 2]]", "run.seed=[0, 1]")
+    assert [tuple(cell.values.values()) for cell in cells] == [(8, 1, 0), (8, 1, 1), (16, 2, 0), (16, 2, 1)]
+    assert cells[3].name == "tiny-width_16-num_heads_2-seed_1"
+    assert cells[3].run_dir == RUN_DIR.with_name(cells[3].name)
 
 
 def test_a_recipe_takes_the_changes() -> None:
@@ -52,12 +52,12 @@ def test_a_recipe_takes_the_changes() -> None:
 def test_names_are_short_safe_and_hold_the_values() -> None:
     odd = ["a/b.zarr", "a-b.zarr", "ä", "true", True, 1, "1", 1.5, -2, 1e-05, None, [1, 2], "1_2", [1], [[1], 2]]
     odd += [{}, [], "x" * 300, "../../etc", "a b", {"type": "unet", "width": 8}]
-    found = runs(f"data.tasks.0.path={json.dumps(odd)}")
-    names = [cell.name for cell in found]
+    cells = runs(f"data.tasks.0.path={json.dumps(odd)}")
+    names = [cell.name for cell in cells]
     assert len(set(names)) == len(odd)
     assert all(re.fullmatch(r"tiny-path_[A-Za-z0-9_.-]{1,33}", name) for name in names), names
     for value, name in ((1, "1"), (1.5, "1.5"), (-2, "-2"), (True, "true"), ([1, 2], "1_2")):
-        assert f"tiny-path_{name}" in [cell.name for cell in found if cell.values["data.tasks.0.path"] == value]
+        assert f"tiny-path_{name}" in [cell.name for cell in cells if cell.values["data.tasks.0.path"] == value]
     assert any(name.startswith("tiny-path_type-unet-width-8-") for name in names)
 
 
@@ -71,14 +71,14 @@ def test_fields_with_the_same_last_word_are_told_apart() -> None:
 
 
 def test_long_names_stay_within_what_a_run_may_be_called() -> None:
-    found = runs(*(f"model.{'field' * 4}{n}=['{'x' * 30}', '{'y' * 30}']" for n in range(4)))
-    assert len({cell.name for cell in found}) == 16
-    assert max(len(cell.name) for cell in found) == 128
+    cells = runs(*(f"model.{'field' * 4}{n}=['{'x' * 30}', '{'y' * 30}']" for n in range(4)))
+    assert len({cell.name for cell in cells}) == 16
+    assert max(len(cell.name) for cell in cells) == 128
 
 
 def test_each_run_has_its_own_place_in_a_bucket() -> None:
-    found = runs("run.seed=[0, 1]", mirror="s3://bucket/runs/")
-    assert [change for cell in found for change in cell.changes if "mirror" in change] == [
+    cells = runs("run.seed=[0, 1]", mirror="s3://bucket/runs/")
+    assert [change for cell in cells for change in cell.changes if "mirror" in change] == [
         'checkpoint.mirror="s3://bucket/runs/tiny-seed_0"',
         'checkpoint.mirror="s3://bucket/runs/tiny-seed_1"',
     ]

@@ -98,7 +98,7 @@ def _values(
     fields: int,
 ) -> list[Any]:
     """(N, T, *S) of each field."""
-    found = []
+    arrays = []
     t = np.arange(frames) / frames
     for number in range(fields):
         total = np.zeros((count, frames, *map(len, grids)), np.float64)
@@ -109,20 +109,20 @@ def _values(
             part = in_time.reshape(count, frames, *[1] * len(grids))
             for axis, (kind, x, extent) in enumerate(zip(kinds, grids, extents, strict=True)):
                 k = rng.integers(1, 5, (count, 1, 1))
-                place = (x / extent)[None, None]
+                position = (x / extent)[None, None]
                 if kind == "periodic":
                     shift = rng.uniform(0, 1, (count, 1, 1)) + rng.uniform(-0.5, 0.5) * t[None, :, None]
-                    mode = np.sin(2 * np.pi * k * (place + shift))
+                    mode = np.sin(2 * np.pi * k * (position + shift))
                 else:
                     odd = kind == "dirichlet" or (kind == "wall" and number == 1)
-                    mode = (np.sin if odd else np.cos)(np.pi * k * place)
+                    mode = (np.sin if odd else np.cos)(np.pi * k * position)
                 shape = [mode.shape[0], mode.shape[1], *[1] * len(grids)]
                 shape[2 + axis] = len(x)
                 part = part * mode.reshape(shape)
             total = total + part
         total += float(rng.choice([0.0, 1.0])) if kinds == ["periodic"] * len(kinds) else 0.0
-        found.append(total.astype(rng.choice(["f4", "f8"])))
-    return found
+        arrays.append(total.astype(rng.choice(["f4", "f8"])))
+    return arrays
 
 
 @dataclass

@@ -53,13 +53,13 @@ def test_each_contradiction_is_found_in_its_frame() -> None:
     bad = flow()
     bad[2, 0, 3, 3] = -0.5
     bad[3, 1] += np.sin(np.arange(16) / 16 * 2 * np.pi)[:, None]
-    found = [(kind, frame, channel) for kind, frame, channel, _ in contradictions(bad, FLOW)]
-    assert found == [("negative", 2, "height"), ("divergence", 3, "velocity_x")]
+    problems = [(kind, frame, channel) for kind, frame, channel, _ in contradictions(bad, FLOW)]
+    assert problems == [("negative", 2, "height"), ("divergence", 3, "velocity_x")]
     warm = rod()
     warm[1, 0, 0], warm[3, 0, -1] = 0.01, np.nan
-    found = [(kind, frame, channel) for kind, frame, channel, _ in contradictions(warm, ROD)]
+    problems = [(kind, frame, channel) for kind, frame, channel, _ in contradictions(warm, ROD)]
     # What is not finite counts as 0 here, and has a finding of its own.
-    assert found == [("boundary_value", 1, "heat"), ("boundary_value", 3, "heat")]
+    assert problems == [("boundary_value", 1, "heat"), ("boundary_value", 3, "heat")]
 
 
 def test_rounding_is_no_contradiction() -> None:
@@ -80,7 +80,7 @@ def test_validate_names_file_trajectory_and_frame(
                 state[2:, 0, -1] = 1.9
             writer.append(split, state=state)
     report = validate_paths(tmp_path / "rod.zarr")
-    found = [(f.kind, f.split, f.trajectory, f.frame, f.field) for f in report.findings]
-    assert found == [("boundary_value", "train", 1, 2, "heat")]
+    problems = [(f.kind, f.split, f.trajectory, f.frame, f.field) for f in report.findings]
+    assert problems == [("boundary_value", "train", 1, 2, "heat")]
     assert "off by 0.1 from 2" in report.findings[0].message
     assert not validate_paths(tmp_path / "rod.zarr", allow=["boundary_value"]).findings

@@ -1,4 +1,4 @@
-"""Trajectories of one set that differ in length and in time step: stored, counted, measured and scored as they are."""
+"""Trajectories of one set that differ in length and in time step: stored, counted, measured and scored unchanged."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def store(tmp_path: Path) -> Path:
             for number, length in enumerate(lengths):
                 state = frames_of(split, number)
                 # one of them as a source that is read piece by piece
-                given = state if number else (lambda first, stop, state=state: state[first:stop])
-                writer.append(split, state=given, frames=length, dt=STEPS[split][number])
+                source = state if number else (lambda first, stop, state=state: state[first:stop])
+                writer.append(split, state=source, frames=length, dt=STEPS[split][number])
     return path
 
 
@@ -100,7 +100,7 @@ def test_every_window_of_every_trajectory_has_a_number(store: Path) -> None:
     index = WindowIndex.of(reader, "train", 3)
     expected = [(t, s) for t, n in enumerate(LENGTHS["train"]) for s in range(n - 2)]
     assert [index.locate(n) for n in range(len(index))] == expected
-    assert [index.number(*place) for place in expected] == list(range(len(index)))
+    assert [index.number(*window) for window in expected] == list(range(len(index)))
     for wrong in ((1, 1), (3, 0)):
         with pytest.raises(DataError):
             index.number(*wrong)
@@ -114,15 +114,15 @@ def test_a_pass_of_the_loader_has_every_window_once_whatever_the_world(store: Pa
     num_windows = sum(max(0, n - 1) for n in LENGTHS["train"])
     seen = {}
     for world in (1, 2, 3):
-        found: list[tuple[int, float]] = []
+        windows: list[tuple[int, float]] = []
         loaders = [build_loader(data, [reader], RankInfo(r, world), seed=3, window_frames=2) for r in range(world)]
         for _ in range(num_windows):
             for loader in loaders:
                 (batch,) = next(loader)
                 assert batch.state.isfinite().all()
-                found += zip(batch.numbers.tolist(), batch.dt.tolist(), strict=True)
-        seen[world] = found
-        assert sorted(n for n, _ in found) == sorted([*range(num_windows)] * 6)
+                windows += zip(batch.numbers.tolist(), batch.dt.tolist(), strict=True)
+        seen[world] = windows
+        assert sorted(n for n, _ in windows) == sorted([*range(num_windows)] * 6)
     assert seen[1] == seen[2] == seen[3]
     index = WindowIndex.of(reader, "train", 2)
     for number, dt in seen[1]:
@@ -130,12 +130,12 @@ def test_a_pass_of_the_loader_has_every_window_once_whatever_the_world(store: Pa
 
 
 def test_statistics_are_of_the_frames_that_there_are(store: Path) -> None:
-    found = compute_statistics(StoreReader(store))
+    statistics = compute_statistics(StoreReader(store))
     whole = np.concatenate([frames_of("train", t) for t in range(4)])
     changes = np.concatenate([np.diff(frames_of("train", t), axis=0) for t in range(4)])
-    assert found.num_frames == len(whole) == sum(LENGTHS["train"])
-    np.testing.assert_allclose(found.state_std, whole.std(dtype=np.float64), rtol=1e-6)
-    np.testing.assert_allclose(found.difference_std, changes.std(dtype=np.float64), rtol=1e-6)
+    assert statistics.num_frames == len(whole) == sum(LENGTHS["train"])
+    np.testing.assert_allclose(statistics.state_std, whole.std(dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(statistics.difference_std, changes.std(dtype=np.float64), rtol=1e-6)
 
 
 def test_strides_thin_every_trajectory(store: Path) -> None:
@@ -197,17 +197,17 @@ def test_rollouts_go_to_the_end_of_each_trajectory_and_count_alike(store: Path) 
 
 def test_a_trajectory_with_nothing_to_predict_is_left_out(store: Path) -> None:
     reader = StoreReader(store)
-    found = score_task({"p": persistence}, reader, RankInfo(0, 1), RolloutPlan.whole(reader, 2))["p"]
-    assert sorted(found.rows) == [0, 1]
+    scores = score_task({"p": persistence}, reader, RankInfo(0, 1), RolloutPlan.whole(reader, 2))["p"]
+    assert sorted(scores.rows) == [0, 1]
 
 
 def test_pictures_have_the_time_of_their_trajectory(store: Path) -> None:
     reader = StoreReader(store)
-    found = examples(persistence, reader, RolloutPlan.whole(reader, 1), [1, 2, 0])
-    assert [e.trajectory for e in found] == [1, 2, 0]
-    assert [len(e.prediction) for e in found] == [8, 1, 3]
-    assert found[0].time_of(7) == pytest.approx(8 * 0.2)
-    assert found[1].time_of(0) == pytest.approx(0.4)
+    pictures = examples(persistence, reader, RolloutPlan.whole(reader, 1), [1, 2, 0])
+    assert [e.trajectory for e in pictures] == [1, 2, 0]
+    assert [len(e.prediction) for e in pictures] == [8, 1, 3]
+    assert pictures[0].time_of(7) == pytest.approx(8 * 0.2)
+    assert pictures[1].time_of(0) == pytest.approx(0.4)
 
 
 def test_a_first_batch_takes_those_that_are_long_enough(store: Path) -> None:

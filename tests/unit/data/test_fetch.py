@@ -211,12 +211,12 @@ def test_several_files_come_at_once_and_one_that_fails_names_itself(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _offer(monkeypatch, _md5(server.content), count=5)
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     server.bytes_per_second = 1e6
-    found = fetch(NAME, tmp_path, mirror=server.url, progress=lambda done, total: told.append((done, total)))
-    assert found.num_fetched == len(found.paths) == 5
-    assert told[-1] == (found.num_bytes, found.num_bytes)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    fetched = fetch(NAME, tmp_path, mirror=server.url, progress=lambda done, total: calls.append((done, total)))
+    assert fetched.num_fetched == len(fetched.paths) == 5
+    assert calls[-1] == (fetched.num_bytes, fetched.num_bytes)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     server.faults = ["404"]
     with pytest.raises(FetchRefusedError, match=r"there/\d\.hdf5 is refused"):
         fetch(NAME, tmp_path / "b", mirror=server.url)

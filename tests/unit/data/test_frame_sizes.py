@@ -26,19 +26,19 @@ def test_the_spread_is_that_of_the_logarithm_of_sizes_around_the_mean() -> None:
 
 
 def test_frames_that_are_nothing_count_as_a_thousandth_and_no_frames_as_no_spread() -> None:
-    found = FrameSizes(1)
-    assert found.spread((), ()) == 0
-    found.add(np.zeros((1, 0, 1, 8)))
-    assert found.spread((5.0,), (1.0,)) == 0
-    found.add(frames(np.array([0.0, 1.0])))
-    assert found.spread((5.0,), (1.0,)) == pytest.approx(np.log(1000) / 2)
+    measured = FrameSizes(1)
+    assert measured.spread((), ()) == 0
+    measured.add(np.zeros((1, 0, 1, 8)))
+    assert measured.spread((5.0,), (1.0,)) == 0
+    measured.add(frames(np.array([0.0, 1.0])))
+    assert measured.spread((5.0,), (1.0,)) == pytest.approx(np.log(1000) / 2)
 
 
 def test_of_many_frames_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ups.data.normalize._MOST_FRAMES", 64)
     sizes = np.exp(np.random.default_rng(1).normal(0, 1, 3000))
-    found = FrameSizes(1)
+    measured = FrameSizes(1)
     for part in np.array_split(sizes, 11):
-        found.add(frames(part))
-    assert found._kept <= 64
-    assert found.spread((5.0,), (1.0,)) == pytest.approx(1.0, rel=0.3)
+        measured.add(frames(part))
+    assert measured._num_rows <= 64
+    assert measured.spread((5.0,), (1.0,)) == pytest.approx(1.0, rel=0.3)

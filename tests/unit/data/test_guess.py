@@ -23,13 +23,13 @@ pytestmark = pytest.mark.timeout(600)  # each HDF5 file is looked at by a proces
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Drawn, Guess, DescribedReader]]:
     folder = tmp_path_factory.mktemp("drawn")
-    found = []
+    guesses = []
     for seed in range(NUM_FILES):
         file = draw_file(folder, seed)
         container = open_container(file.path)
         guess = guess_description([container], "task")
-        found.append((file, guess, DescribedReader([container], guess.description)))
-    return found
+        guesses.append((file, guess, DescribedReader([container], guess.description)))
+    return guesses
 
 
 def test_no_equation_is_made_up(drawn: list[tuple[Drawn, Guess, DescribedReader]]) -> None:
@@ -39,11 +39,11 @@ def test_no_equation_is_made_up(drawn: list[tuple[Drawn, Guess, DescribedReader]
 
 def test_every_parameter_is_found_with_its_values(drawn: list[tuple[Drawn, Guess, DescribedReader]]) -> None:
     for file, _, reader in drawn:
-        found = [p.name for p in reader.task.parameters]
-        assert len(found) == len(file.parameters), file.words
+        names = [p.name for p in reader.task.parameters]
+        assert len(names) == len(file.parameters), file.words
         rows = np.array([reader.read("train", i, 0, 1).parameters for i in range(reader.splits["train"])])
         for name, values in file.parameters.items():
-            column = found.index(name.replace(" ", "_"))
+            column = names.index(name.replace(" ", "_"))
             expected = np.broadcast_to(values, file.shape["trajectory"])[: len(rows)]
             np.testing.assert_allclose(rows[:, column], expected, rtol=1e-6, err_msg=file.words)
 
@@ -59,10 +59,10 @@ def test_boundary_and_time_step_are_right_in_at_least_18_of_20(
 ) -> None:
     wrong = []
     for file, guess, reader in drawn:
-        found = guess.description
-        right = tuple(axis.boundary for axis in found.axes) == file.boundaries
+        description = guess.description
+        right = tuple(axis.boundary for axis in description.axes) == file.boundaries
         right = right and abs(reader.task.dt - file.dt) < 1e-3 * file.dt
-        wrong += [] if right else [f"{file.words}: {[axis.boundary for axis in found.axes]}, dt {reader.task.dt}"]
+        wrong += [] if right else [f"{file.words}: {[axis.boundary for axis in description.axes]}, dt {reader.task.dt}"]
     assert len(wrong) <= 2, wrong
 
 
@@ -128,8 +128,8 @@ def test_what_does_nothing_at_the_ends_has_no_boundary() -> None:
 def test_a_conserved_field_is_seen_and_one_that_grows_is_not() -> None:
     t = np.arange(16)[None, :, None]
     waves = _waves(12, 16, 64)
-    kept = guess_description([MemoryContainer({"u": waves + 1})], "task")
-    assert kept.description.conserved == ["u"]
+    guess = guess_description([MemoryContainer({"u": waves + 1})], "task")
+    assert guess.description.conserved == ["u"]
     grown = guess_description([MemoryContainer({"u": waves + 1 + 0.01 * t})], "task")
     assert grown.description.conserved == []
 
@@ -159,8 +159,8 @@ def _waves(count: int, frames: int, points: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     x, t = np.arange(points) / points, np.arange(frames) / max(16, frames // 8)
     phase, speed = rng.uniform(0, 1, (2, count, 1, 1))
-    place = x + phase + 0.3 * speed * t[None, :, None]
-    return np.asarray(np.sin(2 * np.pi * place) + 0.3 * np.cos(6 * np.pi * (place + phase)))
+    position = x + phase + 0.3 * speed * t[None, :, None]
+    return np.asarray(np.sin(2 * np.pi * position) + 0.3 * np.cos(6 * np.pi * (position + phase)))
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_files_of_different_length_are_looked_at_and_cut_by_the_shortest() -> No
     files = [MemoryContainer({"u": u[: 60 if i == 3 else 41]}) for i, u in enumerate(waves)]
     assert guess_description(files, "task").description.cut_frames is None
     few = [MemoryContainer({"u": u[: 60 if i == 1 else 30]}) for i, u in enumerate(_waves(3, 60, 64))]
-    found = guess_description(few, "task").description.cut_frames
-    assert found is not None
-    assert found <= 30
+    cut = guess_description(few, "task").description.cut_frames
+    assert cut is not None
+    assert cut <= 30
 
 
 def test_a_number_for_each_trajectory_is_no_field_where_sizes_agree() -> None:
@@ -287,37 +287,37 @@ def test_a_time_step_that_the_end_time_contradicts_is_to_be_looked_at() -> None:
 
 def test_a_parameter_called_like_a_field_or_an_axis_has_a_name_of_its_own() -> None:
     drift = np.array([1.0, 1.7, 1.2, 3.0, 2.0, 5.0, 4.0, 2.2])
-    place = np.arange(32) / 32 - 0.01 * drift[:, None, None] * np.arange(12)[:, None]
-    fields = np.sin(2 * np.pi * place)
+    position = np.arange(32) / 32 - 0.01 * drift[:, None, None] * np.arange(12)[:, None]
+    fields = np.sin(2 * np.pi * position)
     container = MemoryContainer({"u": fields, "run/u": drift, "run/x": 3 * drift})
-    found = guess_description([container], "task").description
-    assert [(p.name, p.dataset) for p in found.parameters] == [("u_", "run/u"), ("x_", "run/x")]
+    description = guess_description([container], "task").description
+    assert [(p.name, p.dataset) for p in description.parameters] == [("u_", "run/u"), ("x_", "run/x")]
 
 
-def _in_other_words(place: str, moment: str, number: str) -> dict[str, np.ndarray]:
+def _in_other_words(axis: str, moment: str, number: str) -> dict[str, np.ndarray]:
     """Diffusion on a ring as (x, time, trajectory), with coordinates and a coefficient under names of one's own."""
     rng = np.random.default_rng(0)
     x, t = np.arange(64) / 64, np.arange(25) * 0.02
     rate, phase = rng.uniform(0.5, 2, 40), rng.uniform(0, 1, 40)
     slow = np.exp(-rate * t[:, None])[None] * np.sin(2 * np.pi * (x[:, None, None] + phase))
     fast = np.exp(-4 * rate * t[:, None])[None] * np.cos(4 * np.pi * (x[:, None, None] + 3 * phase))
-    return {"u": slow + fast + 2, place: 0.3 + x, moment: t, number: rate}
+    return {"u": slow + fast + 2, axis: 0.3 + x, moment: t, number: rate}
 
 
 @pytest.mark.parametrize(
-    ("place", "moment", "number"), [("ort", "zeit", "Dcoef"), ("abscisse", "temps", "D"), ("aa", "bb", "cc")]
+    ("name", "moment", "number"), [("ort", "zeit", "Dcoef"), ("abscisse", "temps", "D"), ("aa", "bb", "cc")]
 )
-def test_what_rises_along_one_dimension_is_its_coordinate(place: str, moment: str, number: str) -> None:
-    guess = guess_description([MemoryContainer(_in_other_words(place, moment, number))], "task")
-    found = guess.description
-    axis = "aa" if place == "aa" else "x"
-    assert found.dims == [axis, "time", "trajectory"]
+def test_what_rises_along_one_dimension_is_its_coordinate(name: str, moment: str, number: str) -> None:
+    guess = guess_description([MemoryContainer(_in_other_words(name, moment, number))], "task")
+    description = guess.description
+    axis = "aa" if name == "aa" else "x"
+    assert description.dims == [axis, "time", "trajectory"]
     assert "dims" in guess.uncertain
-    assert [f.name for f in found.fields] == ["u"]
-    assert (found.axes[0].dataset, found.times) == (place, moment)
-    assert [p.name for p in found.parameters] == [number]
-    assert found.axes[0].boundary == "periodic"
-    assert found.conserved == ["u"]
+    assert [f.name for f in description.fields] == ["u"]
+    assert (description.axes[0].dataset, description.times) == (name, moment)
+    assert [p.name for p in description.parameters] == [number]
+    assert description.axes[0].boundary == "periodic"
+    assert description.conserved == ["u"]
 
 
 def test_units_decide_where_names_say_nothing() -> None:
@@ -346,12 +346,12 @@ def test_a_sorted_number_for_each_trajectory_is_no_coordinate() -> None:
 def test_dims_that_a_person_gives_are_taken_and_the_rest_is_guessed_from_them() -> None:
     arrays = _in_other_words("aa", "bb", "cc")
     guess = guess_description([MemoryContainer(arrays)], "task", ["place", "time", "trajectory"])
-    found = guess.description
-    assert found.dims == ["place", "time", "trajectory"]
+    description = guess.description
+    assert description.dims == ["place", "time", "trajectory"]
     assert "dims" in guess.sure
-    assert (found.axes[0].name, found.axes[0].dataset, found.times) == ("place", "aa", "bb")
-    assert found.axes[0].boundary == "periodic"
-    assert [p.name for p in found.parameters] == ["cc"]
+    assert (description.axes[0].name, description.axes[0].dataset, description.times) == ("place", "aa", "bb")
+    assert description.axes[0].boundary == "periodic"
+    assert [p.name for p in description.parameters] == ["cc"]
     with pytest.raises(ConfigError, match="has 3 dimensions"):
         guess_description([MemoryContainer(arrays)], "task", ["x", "time"])
     with pytest.raises(ConfigError, match="'x' is named twice"):

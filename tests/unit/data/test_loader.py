@@ -49,7 +49,7 @@ def data_config(*paths: Path, batch_size: int = 8, workers: int = 0, timeout: fl
 
 def loader_of(
     *readers: StoreReader,
-    place: RankInfo = ALONE,
+    rank_info: RankInfo = ALONE,
     workers: int = 0,
     timeout: float = 30.0,
     micro_batch_size: int | None = None,
@@ -57,7 +57,7 @@ def loader_of(
 ) -> Loader:
     data = data_config(*(r.path for r in readers), workers=workers, timeout=timeout)
     return build_loader(
-        data, readers, place, seed=3, window_frames=3, micro_batch_size=micro_batch_size, start_step=start_step
+        data, readers, rank_info, seed=3, window_frames=3, micro_batch_size=micro_batch_size, start_step=start_step
     )
 
 
@@ -130,7 +130,7 @@ def test_ranks_and_micro_batches_only_cut_the_same_global_batch(wave: Path, darc
     readers = StoreReader(wave), StoreReader(darcy)
     whole = numbers(take(loader_of(*readers), 6))
     parts = [
-        numbers(take(loader_of(*readers, place=RankInfo(r, world_size), micro_batch_size=1), 48 // world_size))
+        numbers(take(loader_of(*readers, rank_info=RankInfo(r, world_size), micro_batch_size=1), 48 // world_size))
         for r in range(world_size)
     ]
     per_block = 8 // world_size
@@ -172,7 +172,7 @@ def test_the_position_is_the_step_and_another_world_continues_with_the_next_wind
     take(first, 4)
     state = first.state_dict()
     assert state == {"step": 4}
-    ranks = [loader_of(reader, place=RankInfo(r, 2)) for r in range(2)]
+    ranks = [loader_of(reader, rank_info=RankInfo(r, 2)) for r in range(2)]
     for loader in ranks:
         loader.load_state_dict(state)
     again = [numbers(take(loader, 2)) for loader in ranks]

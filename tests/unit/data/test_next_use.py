@@ -50,16 +50,16 @@ def _played(source: RankSource, number: int, step: int, host: list[int]) -> int 
 def test_frames_are_read_again_when_the_arithmetic_says(step: int, steady: bool) -> None:
     source = _source(0, 1, 1, steady)
     planned = _planned(source, step)
-    found = steps_until_next_use(source, planned)
-    for number, steps in zip(planned.numbers.tolist(), found.tolist(), strict=True):
+    next_use = steps_until_next_use(source, planned)
+    for number, steps in zip(planned.numbers.tolist(), next_use.tolist(), strict=True):
         assert int(steps) == _played(source, number, step, [0])
 
 
 def test_trajectories_of_differing_length_share_no_frame() -> None:
     source = _source(0, 1, 1, frames=np.array([12, 3, 7, 4, 9] * 4))
     planned = _planned(source, 1)
-    found = steps_until_next_use(source, planned)
-    for number, steps in zip(planned.numbers.tolist(), found.tolist(), strict=True):
+    next_use = steps_until_next_use(source, planned)
+    for number, steps in zip(planned.numbers.tolist(), next_use.tolist(), strict=True):
         assert int(steps) == _played(source, number, 1, [0])
 
 

@@ -93,10 +93,10 @@ def test_pieces_of_any_size_give_the_same_statistics(
     whole = compute_statistics(StoreReader(flow))
     assert ranges_fit(whole.ranges, TASK, (4, 6))
     monkeypatch.setattr(normalize, "_READ_BYTES", read_bytes)
-    found = compute_statistics(StoreReader(flow))
-    assert_exact(found, range(20))
+    statistics = compute_statistics(StoreReader(flow))
+    assert_exact(statistics, range(20))
     for role in ("state", "static"):
-        np.testing.assert_allclose(found.ranges[role], whole.ranges[role], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(statistics.ranges[role], whole.ranges[role], rtol=1e-9, atol=1e-9)
 
 
 def test_ranges_are_those_of_the_described_trajectories_of_the_train_split(
@@ -239,8 +239,8 @@ def test_a_directory_that_cannot_be_written_is_no_obstacle(
     # A directory in place of the file: unwritable for root too, who passes through permission bits.
     statistics_path(flow).mkdir()
     made = ensure_statistics(StoreReader(flow), flow)
-    (kept,) = (tmp_path / "cache" / "ups" / "statistics").iterdir()
-    assert kept.name.startswith("flow.zarr.")
+    (file,) = (tmp_path / "cache" / "ups" / "statistics").iterdir()
+    assert file.name.startswith("flow.zarr.")
     assert load_statistics(StoreReader(flow), flow) == made
 
 

@@ -26,9 +26,9 @@ def sampler_of(sizes: list[int], batch_size: int, blocks_per_step: int, seed: in
 
 
 def rank_batches(
-    sampler: Sampler, place: RankInfo, step: int, micro_batch_size: int | None
+    sampler: Sampler, rank_info: RankInfo, step: int, micro_batch_size: int | None
 ) -> Iterator[tuple[int, np.ndarray]]:
-    cut = Cut.of(sampler.batch_sizes[0], place, micro_batch_size)
+    cut = Cut.of(sampler.batch_sizes[0], rank_info, micro_batch_size)
     for slot in range(sampler.blocks_per_step):
         for batch in range(cut.batches_per_block):
             block = sampler.block(step, slot, *cut.rows(batch))
@@ -83,9 +83,9 @@ def test_each_window_of_a_huge_task_has_one_place_in_each_pass(
 ) -> None:
     number = data.draw(st.integers(0, size - 1))
     stream = TaskStream("huge", size, seed=5)
-    (place,) = stream.next_positions(np.array([number]), pass_number * size - 1).tolist()
-    assert place // size == pass_number
-    assert stream.numbers(place, place + 1).tolist() == [number]
+    (position,) = stream.next_positions(np.array([number]), pass_number * size - 1).tolist()
+    assert position // size == pass_number
+    assert stream.numbers(position, position + 1).tolist() == [number]
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,9 +96,9 @@ def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step:
     for rank in range(world_size):
         cut = Cut.of(sampler.batch_sizes[0], RankInfo(rank, world_size))
         for slot in range(slots):
-            task, place = sampler.locate(step, slot)
+            task, position = sampler.locate(step, slot)
             start, stop = cut.rows(0)
-            passes = [(place + row) // sizes[task] for row in range(start, stop)]
+            passes = [(position + row) // sizes[task] for row in range(start, stop)]
             windows = sampler.block(step, slot, start, stop).numbers.tolist()
             seen |= {(task, p, w) for p, w in zip(passes, windows, strict=True)}
     assert len(seen) == slots * sampler.batch_sizes[0]

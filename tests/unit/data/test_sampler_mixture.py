@@ -32,9 +32,9 @@ def shares_in(mixture: Mixture) -> np.ndarray:  # type: ignore[type-arg]
 def test_no_prefix_is_a_whole_block_away_from_its_share(shares: list[float]) -> None:
     mixture = Mixture(shares)
     tasks = np.array([mixture.task_at(b) for b in range(mixture.cycle)])
-    places = np.arange(1, mixture.cycle + 1)
+    positions = np.arange(1, mixture.cycle + 1)
     for task, share in enumerate(shares_in(mixture)):
-        assert np.abs(np.cumsum(tasks == task) - places * share).max() < 1
+        assert np.abs(np.cumsum(tasks == task) - positions * share).max() < 1
 
 
 @settings(max_examples=25, deadline=None)

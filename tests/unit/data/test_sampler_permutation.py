@@ -37,24 +37,24 @@ def test_every_size_up_to_300_is_a_bijection() -> None:
 def test_a_large_range_is_a_bijection_because_it_has_an_inverse(
     size: int, key: int, pass_number: int, data: st.DataObject
 ) -> None:
-    places = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50)), np.int64)
+    positions = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50)), np.int64)
     permutation = Permutation(size, key)
-    numbers = permutation.forward(places, pass_number)
+    numbers = permutation.forward(positions, pass_number)
     assert (numbers >= 0).all()
     assert (numbers < size).all()
-    assert np.array_equal(permutation.inverse(numbers, pass_number), places)
-    assert np.array_equal(permutation.forward(permutation.inverse(places, pass_number), pass_number), places)
+    assert np.array_equal(permutation.inverse(numbers, pass_number), positions)
+    assert np.array_equal(permutation.forward(permutation.inverse(positions, pass_number), pass_number), positions)
 
 
 @settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 500), key=KEYS, first=st.integers(0, 1000))
 def test_numbers_of_several_passes_at_once_are_those_of_each_pass_alone(size: int, key: int, first: int) -> None:
     permutation = Permutation(size, key)
-    places = np.arange(3 * size)
-    together = permutation.forward(places % size, first + places // size)
+    positions = np.arange(3 * size)
+    together = permutation.forward(positions % size, first + positions // size)
     alone = [permutation.forward(np.arange(size), first + p) for p in range(3)]
     assert np.array_equal(together, np.concatenate(alone))
-    assert np.array_equal(permutation.inverse(together, first + places // size), places % size)
+    assert np.array_equal(permutation.inverse(together, first + positions // size), positions % size)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
@@ -83,8 +83,8 @@ def test_neighbors_in_the_order_are_unrelated(size: int) -> None:
 
 
 def test_keys_and_passes_give_different_orders() -> None:
-    places = np.arange(1000)
-    orders = [Permutation(1000, key).forward(places, p) for key in (0, 1, 2**64 - 1) for p in (0, 1, 2**63)]
+    positions = np.arange(1000)
+    orders = [Permutation(1000, key).forward(positions, p) for key in (0, 1, 2**64 - 1) for p in (0, 1, 2**63)]
     assert len({o.tobytes() for o in orders}) == len(orders)
 
 
@@ -99,7 +99,7 @@ def test_impossible_sizes_are_refused(size: int) -> None:
         Permutation(size, 0)
 
 
-@pytest.mark.parametrize("place", [-1, 10])
-def test_places_outside_the_range_are_refused(place: int) -> None:
+@pytest.mark.parametrize("position", [-1, 10])
+def test_places_outside_the_range_are_refused(position: int) -> None:
     with pytest.raises(ValueError, match="must be in"):
-        Permutation(10, 0).forward([place])
+        Permutation(10, 0).forward([position])

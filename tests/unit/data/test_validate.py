@@ -27,8 +27,8 @@ def wave(number: int) -> np.ndarray:
     """(9, 1, 32): a sine of its own phase, shape and mean that travels."""
     random = np.random.default_rng(number)
     phase, mean, second = random.uniform(0, 6), random.normal(), random.normal()
-    place = X[None] - 0.07 * np.arange(9)[:, None]
-    return (mean + np.sin(2 * np.pi * place + phase) + second * np.cos(4 * np.pi * place))[:, None].astype(np.float32)
+    moved = X[None] - 0.07 * np.arange(9)[:, None]
+    return (mean + np.sin(2 * np.pi * moved + phase) + second * np.cos(4 * np.pi * moved))[:, None].astype(np.float32)
 
 
 Splits = dict[str, list[np.ndarray]]
@@ -44,7 +44,7 @@ def write(path: Path, change: Callable[[Splits], object] = lambda splits: None) 
     return path
 
 
-def places(findings: list[Finding]) -> list[tuple[str, str, int, int]]:
+def locations(findings: list[Finding]) -> list[tuple[str, str, int, int]]:
     return [(f.kind, f.split, f.trajectory, f.frame) for f in findings]
 
 
@@ -109,7 +109,7 @@ def test_each_kind_is_found_where_it_is_and_nothing_else(
     tmp_path: Path, change: Callable[[Splits], object], expected: tuple[str, str, int, int]
 ) -> None:
     report = validate_paths(write(tmp_path / "a.zarr", change))
-    assert places(report.findings) == [expected]
+    assert locations(report.findings) == [expected]
     assert "a.zarr" in report.findings[0].where
     assert validate_paths(tmp_path / "a.zarr", allow=[expected[0]]).findings == []
 
@@ -120,11 +120,11 @@ def test_blocks_of_frames_find_the_same(tmp_path: Path, monkeypatch: pytest.Monk
             damage(splits)
 
     path = write(tmp_path / "a.zarr", change)
-    whole = places(validate_paths(path).findings)
+    whole = locations(validate_paths(path).findings)
     monkeypatch.setattr("ups.data.validate.BLOCK_BYTES", 2 * 32 * 4)
-    found = places(validate_paths(path).findings)
-    drift = [f for f in found if f[0] == "not_conserved"]
-    assert [f for f in found if f not in drift] == [f for f in whole if f[0] != "not_conserved"]
+    located = locations(validate_paths(path).findings)
+    drift = [f for f in located if f[0] == "not_conserved"]
+    assert [f for f in located if f not in drift] == [f for f in whole if f[0] != "not_conserved"]
     assert len(drift) == 1
 
 

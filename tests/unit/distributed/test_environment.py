@@ -18,10 +18,10 @@ def test_torchrun_variables_give_the_position() -> None:
     assert not RankEnvironment.read(env).one_host
 
 
-@pytest.mark.parametrize("place", ["file:///dev/shm/x/store", "tcp://127.0.0.1:29400"])
-def test_the_meeting_place_is_read_from_one_variable(place: str) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "UPS_RENDEZVOUS": place}
-    assert RankEnvironment.read(env).rendezvous == place
+@pytest.mark.parametrize("address", ["file:///dev/shm/x/store", "tcp://127.0.0.1:29400"])
+def test_the_meeting_place_is_read_from_one_variable(address: str) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "UPS_RENDEZVOUS": address}
+    assert RankEnvironment.read(env).rendezvous == address
 
 
 @pytest.mark.parametrize(

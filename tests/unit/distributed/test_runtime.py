@@ -52,10 +52,10 @@ def test_gloo_may_be_asked_for_and_nccl_only_on_cuda() -> None:
         choose_backend(EngineConfig(backend="nccl"), cpu)
 
 
-@pytest.mark.parametrize("given", [{"shard_ranks": 2}, {"offload": True}])
-def test_settings_of_shards_need_shards(given: dict[str, int]) -> None:
+@pytest.mark.parametrize("settings", [{"shard_ranks": 2}, {"offload": True}])
+def test_settings_of_shards_need_shards(settings: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match="strategy is 'ddp'"):
-        EngineConfig.model_validate({"strategy": "ddp", **given})
+        EngineConfig.model_validate({"strategy": "ddp", **settings})
 
 
 def test_one_rank_needs_no_process_group() -> None:
@@ -89,11 +89,11 @@ def test_numbers_too_small_for_full_precision_are_zero_inside() -> None:
     assert product() > 0.0
     with Runtime.start(EngineConfig(device="cpu", threads=1), ALONE):
         assert product() == 0.0
-        found: list[float] = []
-        thread = threading.Thread(target=lambda: found.append(product()))
+        products: list[float] = []
+        thread = threading.Thread(target=lambda: products.append(product()))
         thread.start()
         thread.join()
-        assert found == [0.0]
+        assert products == [0.0]
     assert product() > 0.0
 
 

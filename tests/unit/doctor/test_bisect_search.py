@@ -137,8 +137,8 @@ def test_of_ranks_that_stand_still_the_one_behind_is_named_and_not_the_one_that_
 
 
 def test_variants_are_recipes_that_mean_what_they_say() -> None:
-    given = variant_of(strategy="fsdp", shard_ranks=2, offload=True)
-    one, copies, few = alone(given), as_ddp(given), only_tasks(given, ["t3"])
+    variant = variant_of(strategy="fsdp", shard_ranks=2, offload=True)
+    one, copies, few = alone(variant), as_ddp(variant), only_tasks(variant, ["t3"])
     assert one is not None
     assert copies is not None
     assert few is not None

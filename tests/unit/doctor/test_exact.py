@@ -13,8 +13,8 @@ def test_budgets_of_seconds_become_steps_and_steps_stay() -> None:
         {"type": "operator", "steps": 7},
     ]
     data = {"tasks": [{"name": "line", "path": "line.zarr"}]}
-    found = exact(Recipe.model_validate({"run": {"name": "r"}, "data": data, "stages": stages}), 2)
-    assert [(s.steps, s.budget_seconds, s.counts_seconds) for s in found.stages] == [
+    recipe = exact(Recipe.model_validate({"run": {"name": "r"}, "data": data, "stages": stages}), 2)
+    assert [(s.steps, s.budget_seconds, s.counts_seconds) for s in recipe.stages] == [
         (1000, None, False),
         (1000, None, False),
         (7, None, False),
@@ -23,7 +23,7 @@ def test_budgets_of_seconds_become_steps_and_steps_stay() -> None:
 
 def test_a_few_trajectories_are_scored_and_not_as_many_on_each_rank() -> None:
     data = {"tasks": [{"name": "line", "path": "line.zarr"}]}
-    given = {"run": {"name": "r"}, "data": data, "stages": [{"type": "operator", "steps": 7}]}
+    document = {"run": {"name": "r"}, "data": data, "stages": [{"type": "operator", "steps": 7}]}
     for most, ranks, expected in ((64, 2, 9), (5, 2, 5), (64, 3, 13)):
-        recipe = Recipe.model_validate({**given, "evaluate": {"max_trajectories": most}})
+        recipe = Recipe.model_validate({**document, "evaluate": {"max_trajectories": most}})
         assert exact(recipe, ranks).evaluate.max_trajectories == expected

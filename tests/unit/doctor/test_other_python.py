@@ -31,10 +31,10 @@ def rows(rounding: float = 0.0) -> list[dict[str, Any]]:
 
 
 def test_rounding_is_no_difference() -> None:
-    found, first = differences(rows(), rows(3e-7), rows(1e-7), FLOAT32)
+    compared, first = differences(rows(), rows(3e-7), rows(1e-7), FLOAT32)
     assert first is None
-    assert len(found) == 3
-    assert found[0]["loss"]["apart"] == pytest.approx(3e-7, rel=1e-3)
+    assert len(compared) == 3
+    assert compared[0]["loss"]["apart"] == pytest.approx(3e-7, rel=1e-3)
 
 
 def test_the_first_step_and_quantity_that_differ_are_named() -> None:

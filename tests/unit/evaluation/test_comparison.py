@@ -42,14 +42,14 @@ def scored(label: str, factor: float, **options) -> Scored:
 def test_the_better_model_is_best_and_its_difference_is_below_zero():
     tasks, notes = compare([scored("A", 0.9), scored("B", 0.99), scored("C", math.inf)])
     assert notes == []
-    found = tasks[0]
+    paired = tasks[0]
     for key in ("one_step_trmse", "trmse", "nrmse", "vrmse"):
-        assert found.best(key) == "B"
-    difference = found.differences["B"]
+        assert paired.best(key) == "B"
+    difference = paired.differences["B"]
     assert difference["low"] <= difference["mean"] <= difference["high"] < 0
-    assert difference["mean"] == pytest.approx(found.summary("B")["trmse"] - found.summary("A")["trmse"], rel=1e-9)
-    assert found.differences["C"]["mean"] == math.inf
-    assert {name: len(curve) for name, curve in found.curves().items()} == dict.fromkeys(
+    assert difference["mean"] == pytest.approx(paired.summary("B")["trmse"] - paired.summary("A")["trmse"], rel=1e-9)
+    assert paired.differences["C"]["mean"] == math.inf
+    assert {name: len(curve) for name, curve in paired.curves().items()} == dict.fromkeys(
         ("A", "B", "C", "training mean", "persistence"), 5
     )
 
@@ -77,7 +77,7 @@ def test_a_task_that_only_one_has_is_skipped_with_a_warning():
     a, steady = scored("A", 0.9), scored("A", 0.9, steady=True)
     both = replace(a, results={**a.results, **steady.results})
     tasks, notes = compare([both, scored("B", 0.99)])
-    assert [found.task for found in tasks] == ["advection"]
+    assert [task.task for task in tasks] == ["advection"]
     assert notes == ["only A has scores of poisson"]
     with pytest.raises(ConfigError, match="no task that two of them have: A: poisson; B: advection"):
         compare([steady, scored("B", 0.9)])
@@ -92,9 +92,9 @@ def test_a_file_that_holds_no_scores_is_refused(tmp_path, text):
 
 def test_scores_with_infinities_come_back_as_numbers(tmp_path):
     (tmp_path / "scores.json").write_text(json.dumps(data(math.inf), allow_nan=False))
-    found = read_scores(tmp_path / "scores.json", "A")
-    assert found.results["advection"]["predictors"]["model"]["summary"]["nrmse"] == math.inf
-    assert found.config_text == "factor: inf\n"
+    scored = read_scores(tmp_path / "scores.json", "A")
+    assert scored.results["advection"]["predictors"]["model"]["summary"]["nrmse"] == math.inf
+    assert scored.config_text == "factor: inf\n"
 
 
 def test_the_page_is_one_file_with_every_model_and_the_changes():
@@ -123,9 +123,9 @@ def test_the_command_compares_files_and_refuses_one_model(tmp_path, capsys):
     assert "recipe of two against one:\n  factor: 0.9 -> 0.99" in printed
     assert (tmp_path / "page" / "index.html").is_file()
     assert run(["compare", *paths, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["models"] == ["one", "two"]
-    assert found["tasks"][0]["differences"]["two"]["high"] < 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["models"] == ["one", "two"]
+    assert document["tasks"][0]["differences"]["two"]["high"] < 0
     assert run(["compare", paths[0]]) == 3
     assert run(["compare", paths[0], paths[0]]) == 3
     assert run(["compare", paths[0], str(tmp_path / "nothing")]) == 3

@@ -61,8 +61,8 @@ def test_the_score_of_a_gaussian_is_that_of_many_draws_and_of_a_point_the_absolu
     assert gaussian_crps(truth(1.5), truth(0.0), torch.full((1, 1), 1e-9)).item() == pytest.approx(1.5)
     generator = torch.Generator().manual_seed(0)
     draws = torch.randn(1, 4000, 1, 1, generator=generator) * 2.0 + 1.0
-    found = gaussian_crps(truth(1.0), truth(0.3), torch.full((1, 1), 2.0)).item()
-    assert fair_crps(draws, truth(0.3)).item() == pytest.approx(found, rel=0.05)
+    crps = gaussian_crps(truth(1.0), truth(0.3), torch.full((1, 1), 2.0)).item()
+    assert fair_crps(draws, truth(0.3)).item() == pytest.approx(crps, rel=0.05)
 
 
 def test_members_and_truth_that_are_alike_have_ratio_one_and_flat_ranks() -> None:
@@ -93,15 +93,15 @@ def test_scores_are_relative_to_the_trajectory_and_means_over_samples_and_steps(
         for name, by_sample in scores.add(step, members, center, wanted, scale).items():
             for sample in range(2):
                 scores.means[name][sample] = scores.means[name].get(sample, 0.0) + float(by_sample[sample]) / 2
-    found = scores.result()
-    summary = found["summary"]
+    result = scores.result()
+    summary = result["summary"]
     assert summary["crps"] == pytest.approx(((1 + 2) / 2 - 3 / 2) / 2)
     assert summary["absolute_error"] == pytest.approx(2.0)
     assert summary["mean_rmse"] == pytest.approx((0.5 + 0.0) / 2)
-    assert found["curves"]["spread"] == pytest.approx([math.sqrt(4.5), 0.0])
+    assert result["curves"]["spread"] == pytest.approx([math.sqrt(4.5), 0.0])
     assert summary["spread_skill"] == pytest.approx(math.sqrt(1.5) * math.sqrt(4.5 / 0.25))
     # between both members, then equal to both
-    assert found["ranks"] == pytest.approx([1 / 6, 4 / 6, 1 / 6])
+    assert result["ranks"] == pytest.approx([1 / 6, 4 / 6, 1 / 6])
 
 
 def test_a_member_that_blew_up_is_not_left_out() -> None:
@@ -138,9 +138,9 @@ class Wrong:
 def test_trajectories_of_unequal_length_count_alike_in_every_score() -> None:
     reader = Constant()
     plan = RolloutPlan.whole(reader, 1, split="test")
-    found = score_ensemble(Wrong(), reader, RankInfo(0, 1), plan, kind="one_step").result()  # type: ignore[arg-type]
+    result = score_ensemble(Wrong(), reader, RankInfo(0, 1), plan, kind="one_step").result()  # type: ignore[arg-type]
     for name in ("crps", "absolute_error", "gaussian", "mean_rmse"):
-        assert found["summary"][name] == pytest.approx((1 + 0.1) / 2), name
+        assert result["summary"][name] == pytest.approx((1 + 0.1) / 2), name
     # The last step is of the long one alone.
     truth_there = shell_energy(torch.full((1, 1, 2, 16), 2.0))[0, 0]
-    torch.testing.assert_close(torch.tensor(found["spectra"]["truth"]), truth_there, check_dtype=False)
+    torch.testing.assert_close(torch.tensor(result["spectra"]["truth"]), truth_there, check_dtype=False)

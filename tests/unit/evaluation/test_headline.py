@@ -57,9 +57,9 @@ def verdicts(rollout: np.ndarray, **options: float) -> dict[str, tuple[str, str]
 
 def test_a_good_step_does_not_hide_a_rollout_that_the_training_mean_reaches_too():
     noise = np.random.default_rng(1).normal(0, 0.2, 16)
-    found = verdicts(0.97 * HARDNESS + noise - noise.mean())
-    assert found["one step"] == ("persistence", "better than persistence")
-    assert found["rollout"] == ("training mean", "not significantly better than the training mean")
+    words = verdicts(0.97 * HARDNESS + noise - noise.mean())
+    assert words["one step"] == ("persistence", "better than persistence")
+    assert words["rollout"] == ("training mean", "not significantly better than the training mean")
     text = score_lines([result(0.97 * HARDNESS + noise - noise.mean())])
     assert "7.0x" in text
     assert "not significantly better than the training mean" in text
@@ -95,15 +95,15 @@ def test_the_star_goes_to_the_better_model_and_not_to_decayed_frames():
         Scored("A", {"burgers": result(0.3 * HARDNESS, decayed=1e6)}),
         Scored("B", {"burgers": result(0.5 * HARDNESS)}),
     )
-    (found,), _ = compare([a, b])
-    assert found.best("nrmse") == "B"
-    assert {found.winner(key)[0] for _, key in SCORES if key != "one_step_trmse"} == {"A"}
-    assert found.winner("one_step_trmse") == (None, "A is not significantly better than B")
+    (compared,), _ = compare([a, b])
+    assert compared.best("nrmse") == "B"
+    assert {compared.winner(key)[0] for _, key in SCORES if key != "one_step_trmse"} == {"A"}
+    assert compared.winner("one_step_trmse") == (None, "A is not significantly better than B")
 
 
 def test_there_is_no_star_where_nothing_beats_the_reference():
     models = [Scored(n, {"burgers": result(f * HARDNESS)}) for n, f in (("A", 1.2), ("B", 1.1))]
-    (found,), _ = compare(models)
-    assert found.winner("trmse") == (None, "no model is significantly better than the training mean")
-    assert found.reference("trmse")[0] == "training mean"
-    assert list(found.curves()) == ["A", "B", "training mean", "persistence"]
+    (compared,), _ = compare(models)
+    assert compared.winner("trmse") == (None, "no model is significantly better than the training mean")
+    assert compared.reference("trmse")[0] == "training mean"
+    assert list(compared.curves()) == ["A", "B", "training mean", "persistence"]

@@ -63,8 +63,8 @@ def test_scoring_the_last_given_frame_in_place_of_the_last_predicted_one_is_seen
 def test_a_sample_that_two_ranks_score_is_refused(world_size: int) -> None:
     """Planted: ranks that believe in a smaller world, as with a stale environment."""
     reader, plan = MemoryReader(num_trajectories=7), RolloutPlan(1, 0, 3)
-    places = [SimpleNamespace(rank=rank, world_size=world_size - 1) for rank in range(world_size)]
-    parts = [score_task({"p": persistence}, reader, place, plan)["p"] for place in places]
+    ranks = [SimpleNamespace(rank=rank, world_size=world_size - 1) for rank in range(world_size)]
+    parts = [score_task({"p": persistence}, reader, rank_info, plan)["p"] for rank_info in ranks]
     with pytest.raises(DataError, match="was scored twice"):
         parts[0].merge(parts[1:])
 
@@ -103,9 +103,9 @@ def test_scores_in_normalized_units_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     """Planted: prediction and truth are both divided by a scale before they are scored, so that nRMSE hides it."""
 
     class Normalized(accumulate.Accumulator):
-        def add(self, trajectories, prediction, truth, given=None):
+        def add(self, trajectories, prediction, truth, before=None):
             scale = 7.0
-            super().add(trajectories, prediction / scale, truth / scale, None if given is None else given / scale)
+            super().add(trajectories, prediction / scale, truth / scale, None if before is None else before / scale)
 
     monkeypatch.setattr(rollout, "Accumulator", Normalized)
     with pytest.raises(AssertionError):
@@ -142,8 +142,8 @@ def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path:
         predictors = {"model": persistence, **references(reader, plan)}
         scores = score_task(predictors, reader, rollout_checks.ALONE, plan)
         steps = score_task(predictors, reader, rollout_checks.ALONE, plan, kind="one_step")
-        found = trajectories_in_train(reader, "test")
-        results = [task_result(reader, plan, "test", scores, "model", steps, found)]
+        shared = trajectories_in_train(reader, "test")
+        results = [task_result(reader, plan, "test", scores, "model", steps, shared)]
         page = write_report(results, {}, title="t", identity={}, config_text="")
         return score_lines(results), page
 

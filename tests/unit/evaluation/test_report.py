@@ -88,7 +88,7 @@ def test_round_off_does_not_squeeze_a_spectrum():
     from ups.evaluation.report import spectrum_figure
 
     drawn = spectrum_figure([0.0, 1.0, 1e-16, 1e-3], {"model": [0.0, 0.5, 1e-5, 2e-16]}, "t")
-    exponents = {int(found) for found in re.findall(r"\{10\^\{(-?\d+)\}\}", drawn)}  # as comments name the ticks
+    exponents = {int(exponent) for exponent in re.findall(r"\{10\^\{(-?\d+)\}\}", drawn)}  # as comments name the ticks
     assert min(exponents) == -5, "of the smallest energy that is more than round-off"
 
 
@@ -163,8 +163,8 @@ def test_the_color_beyond_the_scale_is_in_the_picture(tmp_path):
     for reach, least in ((1.05, 0), (2.0, 1000)):
         (tmp_path / "p.png").write_bytes(fields_png(saturated(reach), 0))
         pixels = imageio.imread(tmp_path / "p.png")[..., :3].astype(int)
-        found = int((np.abs(pixels - color).max(axis=-1) < 8).sum())
-        assert found > least if least else found == 0
+        count = int((np.abs(pixels - color).max(axis=-1) < 8).sum())
+        assert count > least if least else count == 0
 
 
 def test_colors_that_are_not_on_the_scale_are_explained_where_they_are_drawn():
@@ -235,11 +235,11 @@ def test_a_figure_is_as_large_as_its_maps(height):
         axes.imshow(np.zeros((4, 4)), extent=(0, 1, 0, height))
     figures._fit(figure, grid)
     figure.canvas.draw()
-    size, place = figure.get_size_inches(), grid[0][0].get_position(original=True)
+    size, box = figure.get_size_inches(), grid[0][0].get_position(original=True)
     figures.pyplot().close(figure)
     assert size[1] < 3 if height < 1 else size[0] < 8.5
-    assert place.width * size[0] > 1.7
-    assert place.height * size[1] > 0.85
+    assert box.width * size[0] > 1.7
+    assert box.height * size[1] > 0.85
 
 
 def test_drawing_ends_when_its_time_is_over_and_the_page_says_so(monkeypatch):

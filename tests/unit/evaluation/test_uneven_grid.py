@@ -47,7 +47,7 @@ def written(path: Path, x: np.ndarray) -> StoreReader:
 @pytest.mark.parametrize("name", ["trmse", "nrmse", "vrmse", "rmse", "crmse", "drift"])
 def test_scores_do_not_depend_on_where_the_points_stand(tmp_path: Path, name: str) -> None:
     even = np.linspace(0, 1, 801)
-    found = {}
+    scores = {}
     for label, x in (("uneven", X), ("even", even)):
         reader = written(tmp_path / f"{label}.zarr", x)
         plan = RolloutPlan.whole(reader, 1)
@@ -55,8 +55,8 @@ def test_scores_do_not_depend_on_where_the_points_stand(tmp_path: Path, name: st
         def wrong(batch: torch.Tensor, x: np.ndarray = x) -> torch.Tensor:
             return batch.state[:, -1] + torch.from_numpy(0.3 * np.exp(-5 * x)).float()
 
-        found[label] = score_task({"model": wrong}, reader, RankInfo(0, 1), plan)["model"].summary()[name]
-    assert found["uneven"] == pytest.approx(found["even"], rel=0.01)
+        scores[label] = score_task({"model": wrong}, reader, RankInfo(0, 1), plan)["model"].summary()[name]
+    assert scores["uneven"] == pytest.approx(scores["even"], rel=0.01)
 
 
 def test_the_correlation_is_weighted() -> None:

@@ -43,13 +43,13 @@ TASK: dict[str, Any] = {
 
 def files(folder: Path) -> dict[str, Path]:
     arrays = {"u": U, "v": V, "x": X, "y": Y, "t": T, "nu": NU}
-    found = {name: folder / f"{name}.{end}" for name, end in KINDS.items()}
-    np.savez(found["npz"], **arrays)
-    np.savez_compressed(found["packed"], **arrays)
-    with h5py.File(found["h5"], "w") as file:
+    paths = {name: folder / f"{name}.{end}" for name, end in KINDS.items()}
+    np.savez(paths["npz"], **arrays)
+    np.savez_compressed(paths["packed"], **arrays)
+    with h5py.File(paths["h5"], "w") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values, **({"chunks": True, "compression": "gzip"} if name == "v" else {}))
-    with h5py.File(found["groups"], "w") as file:
+    with h5py.File(paths["groups"], "w") as file:
         for i in range(COUNT):
             group = file.create_group(f"run_{i}")
             group["u"], group["v"], group["x"], group["y"], group["t"] = U[i], V[i], X, Y, T
@@ -58,10 +58,10 @@ def files(folder: Path) -> dict[str, Path]:
     dataset = xarray.Dataset(
         {"u": (dims, U), "v": (dims, V), "nu": (("trajectory",), NU), "t": (("time",), T)}, {"x": X, "y": Y}
     )
-    dataset.to_netcdf(found["nc"], engine="h5netcdf")
-    dataset.to_zarr(found["zarr2"], zarr_format=2, consolidated=False)
-    dataset.to_zarr(found["zarr3"], zarr_format=3, consolidated=False)
-    return found
+    dataset.to_netcdf(paths["nc"], engine="h5netcdf")
+    dataset.to_zarr(paths["zarr2"], zarr_format=2, consolidated=False)
+    dataset.to_zarr(paths["zarr3"], zarr_format=3, consolidated=False)
+    return paths
 
 
 KINDS = {
@@ -299,9 +299,9 @@ def test_only_the_frames_of_a_window_are_read(made: dict[str, Path], monkeypatch
     plain = kind.read
 
     def read(self: Container, name: str, region: tuple[slice, ...]) -> Any:
-        found = plain(self, name, region)  # type: ignore[arg-type]
-        sizes.append(found.size)
-        return found
+        array = plain(self, name, region)  # type: ignore[arg-type]
+        sizes.append(array.size)
+        return array
 
     reader = described(made["npz"])
     monkeypatch.setattr(kind, "read", read)
@@ -404,9 +404,9 @@ def test_a_falling_axis_whose_last_point_is_the_first_again(tmp_path: Path) -> N
         "axes": [{"name": "x", "boundary": "periodic", "repeated_end": True}, {"name": "y"}],
     }
     reader = open_described([tmp_path / "a.npz"], describe_values(values | {"dims": TASK["dims"], "dt": 1.0}))
-    found = reader.read("train", 0, 0, 1).state[0, 0]
-    place = round(float(reader.coordinates[0][0]) / 0.5)
-    np.testing.assert_array_equal(found, np.roll(U[0, 0], -place, axis=0))
+    field = reader.read("train", 0, 0, 1).state[0, 0]
+    shift = round(float(reader.coordinates[0][0]) / 0.5)
+    np.testing.assert_array_equal(field, np.roll(U[0, 0], -shift, axis=0))
     assert reader.task.axes[0].extent == pytest.approx(6)
 
 
@@ -450,8 +450,8 @@ def test_parts_of_an_hdf5_file_that_lead_elsewhere_are_left_out_and_named(tmp_pa
 def test_a_damaged_hdf5_file_is_an_error_and_no_crash(made: dict[str, Path], tmp_path: Path, seed: int) -> None:
     content = bytearray(made["groups"].read_bytes())
     rng = np.random.default_rng(seed)
-    for place in rng.integers(8, 4000, 40):
-        content[int(place)] = int(rng.integers(0, 256))
+    for offset in rng.integers(8, 4000, 40):
+        content[int(offset)] = int(rng.integers(0, 256))
     path = tmp_path / "groups.h5"
     path.write_bytes(bytes(content))
     with contextlib.suppress(DataError):
@@ -510,11 +510,11 @@ def test_simulations_that_are_cut_are_held_out_whole(tmp_path: Path) -> None:
         np.save(path, long[i, : 100 - 20 * (i % 2)])
     of_files = open_described(paths, describe_values(LINE | {"dims": ["time", "x"], "dt": 1.0, "cut_frames": 20}))
     assert dict(of_files.splits) == {"train": 36, "valid": 5, "test": 4}
-    for found in (reader, of_files):
-        train, valid, test = (simulations(found, split) for split in ("train", "valid", "test"))
+    for source in (reader, of_files):
+        train, valid, test = (simulations(source, split) for split in ("train", "valid", "test"))
         assert not train & valid
         assert not (train | valid) & test
-        assert "too few simulations" not in " ".join(found.assumptions)
+        assert "too few simulations" not in " ".join(source.assumptions)
     few = in_memory({"u": long[:2]}, dt=1.0, cut_frames=20)
     assert dict(few.splits) == {"train": 8, "valid": 1, "test": 1}
     assert "too few simulations (2)" in " ".join(few.assumptions)

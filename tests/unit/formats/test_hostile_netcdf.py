@@ -185,8 +185,8 @@ def test_a_pipe_does_not_hang_the_data_commands(
     os.mkfifo(tmp_path / "pipe.h5")
     extra = ["-o", str(tmp_path / "out.zarr")] if command == "pack" else []
     assert run(["data", command, str(tmp_path / "pipe.h5"), *extra]) == 4
-    found = capsys.readouterr()
-    assert "not a regular file" in found.out + found.err
+    printed = capsys.readouterr()
+    assert "not a regular file" in printed.out + printed.err
 
 
 def test_rollout_refuses_a_link_and_starts_without_coordinates(
@@ -226,9 +226,9 @@ def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path: Path, packing: 
     )
     encoding = {"u": packing, "packed": {"dtype": "int16", "scale_factor": 1e-4, "_FillValue": -32768}}
     original.to_netcdf(path, engine="h5netcdf", encoding=encoding, unlimited_dims=["time"])
-    found = read_netcdf(path)
+    netcdf = read_netcdf(path)
     expected = xarray.load_dataset(path, engine="h5netcdf").drop_vars("label")
-    xarray.testing.assert_equal(found.dataset, expected)
-    assert found.dataset["u"].attrs["units"] == "m"
-    assert "layer" not in found.dataset.coords
-    assert found.left_out == ("'label', which does not hold numbers",)
+    xarray.testing.assert_equal(netcdf.dataset, expected)
+    assert netcdf.dataset["u"].attrs["units"] == "m"
+    assert "layer" not in netcdf.dataset.coords
+    assert netcdf.left_out == ("'label', which does not hold numbers",)

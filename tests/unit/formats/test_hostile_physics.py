@@ -75,14 +75,14 @@ def _write(path: Path, form: str, numbers: dict[str, float], draw: random.Random
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Ten files of other equations, with drawn names and attributes; surveyed by one child."""
     draw, folder = random.Random(7), tmp_path_factory.mktemp("others")
-    found = {}
+    paths = {}
     for equation, (form, own) in OTHERS.items():
         path = folder / draw.choice(NAMES).format(equation)
         numbers = {name: round(draw.uniform(0.01, 2), 3) for name in own}
         _write(path, form, numbers, draw)
-        found[equation] = path
-    assert not any(isinstance(answer, DataError) for answer in survey_files(list(found.values())))
-    return found
+        paths[equation] = path
+    assert not any(isinstance(answer, DataError) for answer in survey_files(list(paths.values())))
+    return paths
 
 
 @pytest.mark.parametrize("equation", OTHERS)

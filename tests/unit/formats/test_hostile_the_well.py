@@ -125,16 +125,16 @@ ATTACKS: list[Callable[[h5py.File, Path], None]] = [
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One file per attack, all surveyed by one child."""
-    found = {}
+    paths = {}
     for attack in ATTACKS:
         folder = tmp_path_factory.mktemp("attack")
         path = folder / "a.h5"
         files.write(path, files.two_dims())
         with h5py.File(path, "r+") as file:
             attack(file, folder)
-        found[attack.__name__] = path
-    survey_files(list(found.values()), "the_well")
-    return found
+        paths[attack.__name__] = path
+    survey_files(list(paths.values()), "the_well")
+    return paths
 
 
 @pytest.mark.parametrize("attack", [a.__name__ for a in ATTACKS])

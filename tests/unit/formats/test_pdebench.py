@@ -47,19 +47,19 @@ EVERY_STORAGE = pytest.mark.parametrize("storage", list(STORAGE))
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[Path, Any]]:
     """(file name, storage) -> path and what was written; all surveyed by one child, to save starting many."""
-    found: dict[tuple[str, str], tuple[Path, Any]] = {}
+    files_of: dict[tuple[str, str], tuple[Path, Any]] = {}
     for storage, options in STORAGE.items():
         folder = tmp_path_factory.mktemp("library")
         for name, (_, parameters) in SINGLE.items():
-            found[name, storage] = (folder / name, files.single(folder / name, attributes=parameters, **options))
+            files_of[name, storage] = (folder / name, files.single(folder / name, attributes=parameters, **options))
         for name, (shape, config, _, _) in GROUPED.items():
-            found[name, storage] = (folder / name, files.grouped(folder / name, shape, config, **options))
-        found[DARCY, storage] = (folder / DARCY, files.darcy(folder / DARCY, **options))
+            files_of[name, storage] = (folder / name, files.grouped(folder / name, shape, config, **options))
+        files_of[DARCY, storage] = (folder / DARCY, files.darcy(folder / DARCY, **options))
         for dims, name in CFD.items():
-            found[name, storage] = (folder / name, files.compressible(folder / name, dims, **options))
-    for answer in survey_files([path for path, _ in found.values()]):
+            files_of[name, storage] = (folder / name, files.compressible(folder / name, dims, **options))
+    for answer in survey_files([path for path, _ in files_of.values()]):
         assert not isinstance(answer, DataError), answer
-    return found
+    return files_of
 
 
 @EVERY_STORAGE
@@ -78,8 +78,8 @@ def test_single_array(library: Any, name: str, storage: str) -> None:
         window = reader.read(split, 0, 2, 4)
         np.testing.assert_array_equal(window.state, data[first, 2:6, None])
     np.testing.assert_array_equal(reader.read("train", 7, 0, 7).state[:, 0], data[7])
-    found = dict(zip([p.name for p in reader.task.parameters], window.parameters.tolist(), strict=True))
-    assert found == pytest.approx(parameters)
+    values = dict(zip([p.name for p in reader.task.parameters], window.parameters.tolist(), strict=True))
+    assert values == pytest.approx(parameters)
 
 
 @EVERY_STORAGE
@@ -94,8 +94,8 @@ def test_one_group_per_trajectory(library: Any, name: str, storage: str) -> None
     for i in range(8):
         np.testing.assert_array_equal(reader.read("train", i, 1, 3).state, np.moveaxis(data[i, 1:4], -1, 1))
     np.testing.assert_array_equal(reader.read("test", 0, 0, 6).state, np.moveaxis(data[9], -1, 1))
-    found = dict(zip([p.name for p in reader.task.parameters], reader.read("test", 0, 0, 1).parameters, strict=True))
-    assert {k: found[k] for k in parameters} == pytest.approx(parameters)
+    values = dict(zip([p.name for p in reader.task.parameters], reader.read("test", 0, 0, 1).parameters, strict=True))
+    assert {k: values[k] for k in parameters} == pytest.approx(parameters)
     assert "group 0009" in reader.where("test", 0)
 
 

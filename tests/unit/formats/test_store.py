@@ -220,10 +220,10 @@ def test_a_child_reads_what_the_parent_reads(tmp_path: Path, method: str) -> Non
     queue = context.Queue()
     child = context.Process(target=_digest_in_child, args=(reader, queue))
     child.start()
-    pid, found = queue.get(timeout=30)
+    pid, answer = queue.get(timeout=30)
     child.join(30)
     assert pid != os.getpid()
-    assert found == expected
+    assert answer == expected
 
 
 def test_threads_share_a_reader_and_files_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

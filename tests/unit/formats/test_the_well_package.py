@@ -51,8 +51,8 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", files.KINDS)
 def test_every_window_is_what_the_package_reads(dumped: Path, kind: str, storage: str) -> None:
     folder = dumped / f"{kind}-{storage}"
-    with np.load(f"{folder}.npz") as found:
-        theirs = dict(found)
+    with np.load(f"{folder}.npz") as archive:
+        theirs = dict(archive)
     reader = WellReader(folder)
     obstacles = sum(field.name.endswith("_mask") for field in reader.task.fields)
     number = 0

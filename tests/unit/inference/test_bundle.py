@@ -68,11 +68,11 @@ def test_every_network_comes_back_under_its_name(tmp_path):
         "operator": "latent_operator",
         "corrector": "unet",
     }
-    found = load_bundle(path).stepper
-    assert found.configs == source.stepper.configs
-    assert {name.split(".")[1] for name in found.state_dict() if name.startswith("networks.")} == set(found.configs)
+    stepper = load_bundle(path).stepper
+    assert stepper.configs == source.stepper.configs
+    assert {name.split(".")[1] for name in stepper.state_dict() if name.startswith("networks.")} == set(stepper.configs)
     for name, tensor in source.stepper.state_dict().items():
-        assert torch.equal(found.state_dict()[name], tensor), name
+        assert torch.equal(stepper.state_dict()[name], tensor), name
 
 
 def test_a_bundle_of_one_network_is_read_as_its_operator():
@@ -96,9 +96,9 @@ def test_a_bundle_without_a_type_is_of_the_former_default(version, tmp_path):
     text = (path / "bundle.json").read_text()
     (path / "bundle.json").write_text(re.sub(r'"type": "latent_operator",\s*', "", text))
     recommit(path)
-    found = load_bundle(path)
-    assert found.info.model == load_bundle(HERE / version / "latent_operator").info.model
-    assert found.info.model.type == "latent_operator"
+    bundle = load_bundle(path)
+    assert bundle.info.model == load_bundle(HERE / version / "latent_operator").info.model
+    assert bundle.info.model.type == "latent_operator"
 
 
 @pytest.mark.processes

@@ -75,9 +75,9 @@ def test_coordinates_count_wherever_they_are_given(simulator):
         {"state": U[None], "coordinates": {"x": 3 * X}},
         {"state": wave(X), "coordinates": {"x": 3 * X}},
     )
-    for given in inputs:
+    for fields in inputs:
         with pytest.raises(BundleError, match="coordinate"):
-            simulator.step(**given, parameters=BETA, task="advection")
+            simulator.step(**fields, parameters=BETA, task="advection")
     flow = {
         "velocity": xarray.DataArray(np.ones((2, 16, 16)), dims=("component", "x", "y"), coords={"x": 3 * X}),
         "density": np.ones((16, 16)),
@@ -116,9 +116,9 @@ def test_along_an_axis_that_is_not_periodic_the_number_of_points_cannot_change()
     task = replace(ADVECTION, axes=(AxisSpec("x", "dirichlet"),))
     nodes = np.linspace(0, 1, 17)
     fit_domain(task, (nodes,), (17,), {"x": np.linspace(0, 1, 17)}, rescale=False)
-    for given in ({}, {"x": np.linspace(0, 1, 33)}):
+    for axes in ({}, {"x": np.linspace(0, 1, 33)}):
         with pytest.raises(BundleError, match=r"along 'x' \(dirichlet\) cannot change: 33 points were given"):
-            fit_domain(task, (nodes,), (33,), given, rescale=True)
+            fit_domain(task, (nodes,), (33,), axes, rescale=True)
     with pytest.raises(BundleError, match="has centers of cells"):
         fit_domain(task, (nodes,), (17,), {"x": (np.arange(17) + 0.5) / 17}, rescale=True)
 

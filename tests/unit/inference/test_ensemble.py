@@ -62,12 +62,12 @@ def test_without_members_it_is_the_one_without_noise_whatever_the_seed(simulator
 
 @pytest.mark.parametrize("name", ["members.zarr", "members.nc"])
 def test_members_stream_to_a_file(simulator: Simulator, tmp_path: Path, name: str) -> None:
-    given = {"task": "flow", "static": FORCE, "members": 3}
-    kept = simulator.rollout(FLOW, 3, NUMBERS, **given)
-    read = simulator.rollout(FLOW, 3, NUMBERS, out=tmp_path / name, **given)
+    arguments = {"task": "flow", "static": FORCE, "members": 3}
+    in_memory = simulator.rollout(FLOW, 3, NUMBERS, **arguments)
+    read = simulator.rollout(FLOW, 3, NUMBERS, out=tmp_path / name, **arguments)
     for field in ("velocity", "density", "blew_up", "warnings", "member"):
-        assert read[field].dims == kept[field].dims
-        np.testing.assert_array_equal(read[field], kept[field])
+        assert read[field].dims == in_memory[field].dims
+        np.testing.assert_array_equal(read[field], in_memory[field])
     read.close()
 
 

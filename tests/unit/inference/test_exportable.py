@@ -32,9 +32,9 @@ class OneStep(nn.Module):
         super().__init__()
         self.module, self.task = simulator.module, task
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> Tensor:
         names = [p.name for p in self.task.parameters]
-        fields, parameters = given[: len(given) - len(names)], given[len(given) - len(names) :]
+        fields, parameters = tensors[: len(tensors) - len(names)], tensors[len(tensors) - len(names) :]
         state = None if self.task.steady else fields[0]
         static = fields[-1] if self.task.num_channels("static") else None
         values = dict(zip(names, parameters, strict=True))
@@ -58,12 +58,12 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> ups.Simulator:
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_a_step_in_onnx_is_the_step_in_torch(simulator: ups.Simulator, task: TaskSpec, tmp_path: Path) -> None:
-    step, given = OneStep(simulator, task).eval(), inputs(task, 2)
+    step, tensors = OneStep(simulator, task).eval(), inputs(task, 2)
     with torch.no_grad():
-        expected = step(*given).numpy()
-        torch.onnx.export(step, given, tmp_path / "step.onnx", dynamo=True, verbose=False)
+        expected = step(*tensors).numpy()
+        torch.onnx.export(step, tensors, tmp_path / "step.onnx", dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
-    feed = {i.name: tensor.numpy() for i, tensor in zip(session.get_inputs(), given, strict=True)}
+    feed = {i.name: tensor.numpy() for i, tensor in zip(session.get_inputs(), tensors, strict=True)}
     (exported,) = session.run(None, feed)
     assert np.isfinite(expected).all()
     assert np.abs(exported - expected).max() <= 1e-5 * np.abs(expected).max()

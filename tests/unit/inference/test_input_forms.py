@@ -271,9 +271,9 @@ def resampled(values: np.ndarray, space: tuple[int, ...]) -> np.ndarray:
             continue
         waves = np.moveaxis(np.fft.fft(values, axis=dim, norm="forward"), dim, -1)
         k = np.fft.fftfreq(have, 1 / have)
-        kept = np.abs(k) <= min(have, points) / 2
+        resolved = np.abs(k) <= min(have, points) / 2
         x = (np.arange(points) + 0.5) / points - 0.5 / have
-        values = np.moveaxis((waves[..., kept] @ np.exp(2j * np.pi * k[kept, None] * x)).real, -1, dim)
+        values = np.moveaxis((waves[..., resolved] @ np.exp(2j * np.pi * k[resolved, None] * x)).real, -1, dim)
     return values
 
 
@@ -285,15 +285,15 @@ def test_a_form_of_an_input_means_the_same_or_is_refused(simulator, form):
             simulator.rollout(**make(), steps=2)
         assert outcome in caught.value.message
         return
-    found = simulator.rollout(**make(), steps=2)
+    result = simulator.rollout(**make(), steps=2)
     if outcome == "zero":
         return
     call = make()
     expected = values_of(simulator.rollout(**REFERENCES[call["task"]], steps=2))
     other_grid = False
-    for name, values in values_of(found).items():
+    for name, values in values_of(result).items():
         space = values.shape[-len(GRIDS[call["task"]]) :]
         other_grid = space != GRIDS[call["task"]]
         np.testing.assert_allclose(values, resampled(expected[name], space), atol=1e-4)
-    assert ("resampled from" in found.attrs["warnings"]) == other_grid
-    assert bool(int(np.ravel(found["warnings"].values)[0]) & 2) == other_grid
+    assert ("resampled from" in result.attrs["warnings"]) == other_grid
+    assert bool(int(np.ravel(result["warnings"].values)[0]) & 2) == other_grid

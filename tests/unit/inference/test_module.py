@@ -28,29 +28,29 @@ def simulator(tmp_path_factory) -> Simulator:
 
 
 def test_it_answers_like_a_rollout(simulator):
-    found = simulator.module(FLOW, NUMBERS, FORCE, steps=3, task="flow")
-    assert found.shape == (2, 3, 3, 16, 16)
+    states = simulator.module(FLOW, NUMBERS, FORCE, steps=3, task="flow")
+    assert states.shape == (2, 3, 3, 16, 16)
     numbers = {"nu": NUMBERS["nu"].numpy(), "rho": 1.5}
     result = simulator.rollout(FLOW, 3, numbers, task="flow", static=FORCE)
-    np.testing.assert_array_equal(found[:, :, :2].numpy(), result["velocity"].values)
-    np.testing.assert_array_equal(found[:, :, 2].numpy(), result["density"].values)
+    np.testing.assert_array_equal(states[:, :, :2].numpy(), result["velocity"].values)
+    np.testing.assert_array_equal(states[:, :, 2].numpy(), result["density"].values)
     table = torch.tensor([[0.03, 1.5], [0.08, 1.5]])
-    torch.testing.assert_close(simulator.module(FLOW, table, FORCE, steps=3, task="flow"), found)
+    torch.testing.assert_close(simulator.module(FLOW, table, FORCE, steps=3, task="flow"), states)
 
 
 def test_a_steady_task_has_one_solution(simulator):
     medium = random(2, 1, 16, 16)
-    found = simulator.module(static=medium, task="darcy")
+    solution = simulator.module(static=medium, task="darcy")
     result = simulator.rollout(static=medium, task="darcy")
-    np.testing.assert_array_equal(found[:, 0].numpy(), result["u"].values)
+    np.testing.assert_array_equal(solution[:, 0].numpy(), result["u"].values)
 
 
 def test_another_grid_is_resampled_as_in_a_rollout_and_gradients_flow(simulator):
     state = random(2, 1, 24).requires_grad_()
-    found = simulator.module(state, {"beta": 1.0}, steps=2, task="advection")
+    states = simulator.module(state, {"beta": 1.0}, steps=2, task="advection")
     result = simulator.rollout(state.detach(), 2, {"beta": 1.0}, task="advection")
-    np.testing.assert_allclose(found[:, :, 0].detach().numpy(), result["u"].values, atol=1e-5)
-    found.sum().backward()
+    np.testing.assert_allclose(states[:, :, 0].detach().numpy(), result["u"].values, atol=1e-5)
+    states.sum().backward()
     assert state.grad.abs().max() > 0
     with pytest.raises(BundleError, match="too coarse"):
         simulator.module(random(2, 1, 3), {"beta": 1.0}, task="advection")

@@ -31,7 +31,7 @@ def flow(simulator: Simulator, samples: int = 2, **options: Any) -> xarray.Datas
     return simulator.rollout(state, 5, parameters, task="flow", static=static, **options)
 
 
-def places(folder: Path) -> dict[str, Path | None]:
+def outputs(folder: Path) -> dict[str, Path | None]:
     return {"memory": None, "zarr": folder / "r.zarr", "netcdf": folder / "r.nc"}
 
 
@@ -39,23 +39,23 @@ def places(folder: Path) -> dict[str, Path | None]:
 def test_results_follow_the_cf_conventions(simulator: Simulator, tmp_path: Path, kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = flow(simulator, out=places(tmp_path)[kind])
-    assert found.attrs["Conventions"] == "CF-1.11"
-    assert dict(found["time"].attrs) == {"long_name": "time", "units": "1", "axis": "T"}
-    assert found["time"].dtype == np.float64
-    assert {name: found[name].attrs["axis"] for name in ("x", "y")} == {"x": "X", "y": "Y"}
-    assert (found["velocity"].attrs["units"], found["velocity"].attrs["long_name"]) == ("m/s", "velocity")
-    assert found["component"].values.tolist() == ["x", "y"]
-    assert found["velocity"].sel(component="y").dims == ("sample", "time", "x", "y")
-    assert found["blew_up"].dtype == bool
-    assert found["nu"].attrs["long_name"] == "nu"
+        result = flow(simulator, out=outputs(tmp_path)[kind])
+    assert result.attrs["Conventions"] == "CF-1.11"
+    assert dict(result["time"].attrs) == {"long_name": "time", "units": "1", "axis": "T"}
+    assert result["time"].dtype == np.float64
+    assert {name: result[name].attrs["axis"] for name in ("x", "y")} == {"x": "X", "y": "Y"}
+    assert (result["velocity"].attrs["units"], result["velocity"].attrs["long_name"]) == ("m/s", "velocity")
+    assert result["component"].values.tolist() == ["x", "y"]
+    assert result["velocity"].sel(component="y").dims == ("sample", "time", "x", "y")
+    assert result["blew_up"].dtype == bool
+    assert result["nu"].attrs["long_name"] == "nu"
 
 
 def test_the_three_ways_hold_the_same_numbers(simulator: Simulator, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(
         results, "CHUNK_BYTES", 2 * 4 * 2 * 3 * 16 * 16
     )  # two frames: several chunks, the last not full
-    first, *others = (flow(simulator, out=out) for out in places(tmp_path).values())
+    first, *others = (flow(simulator, out=out) for out in outputs(tmp_path).values())
     for other in others:
         xarray.testing.assert_identical(first, other.load())
 
@@ -65,7 +65,7 @@ def test_reversed_axes_hold_the_same_numbers_in_the_order_time_y_x(
     simulator: Simulator, tmp_path: Path, kind: str
 ) -> None:
     plain = flow(simulator)
-    turned = flow(simulator, out=places(tmp_path)[kind], reversed_axes=True)
+    turned = flow(simulator, out=outputs(tmp_path)[kind], reversed_axes=True)
     assert turned["velocity"].dims == ("sample", "time", "component", "y", "x")
     for name in ("velocity", "nu"):
         xarray.testing.assert_equal(plain[name], turned[name].load().transpose(*plain[name].dims))
@@ -99,9 +99,9 @@ def test_a_store_has_consolidated_metadata(simulator: Simulator, tmp_path: Path)
 
 def test_a_result_is_an_input_again(simulator: Simulator, tmp_path: Path) -> None:
     for out in (tmp_path / "r.nc", tmp_path / "r.zarr"):
-        found = flow(simulator, out=out).load()
+        result = flow(simulator, out=out).load()
         static = np.ones((2, 1, 16, 16), np.float32)
-        again = simulator.rollout(found, 1, {"nu": 0.02, "rho": 1.5}, task="flow", static=static)
+        again = simulator.rollout(result, 1, {"nu": 0.02, "rho": 1.5}, task="flow", static=static)
         assert float(again["time"][0]) == pytest.approx(6 * FLOW.dt)
 
 
@@ -118,7 +118,7 @@ def test_units_of_time_that_readers_take_for_durations_are_shortened(tmp_path: P
     from ups.spec.grid import time_attributes
 
     units = time_attributes(replace(ADVECTION, time_unit="seconds"))
-    found = xarray.Dataset(coords={"time": ("time", [0.5, 1.0], units)})
-    found.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    dataset = xarray.Dataset(coords={"time": ("time", [0.5, 1.0], units)})
+    dataset.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     with xarray.open_dataset(tmp_path / "t.nc") as again:
         assert again["time"].values.tolist() == [0.5, 1.0]

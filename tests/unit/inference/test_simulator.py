@@ -1,4 +1,4 @@
-"""What a person does with a bundle."""
+"""What a user does with a bundle."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def test_a_time_step_can_be_asked_for_where_trained_ones_differ(tmp_path):
     ranged = replace(ADVECTION, dt_range=(0.02, 0.1))
     simulator = Simulator.load(make_bundle(tmp_path / "ranged", tasks=(ranged,)), device="cpu")
     u = np.sin(2 * np.pi * np.arange(16) / 16)
-    found = simulator.rollout({"u": u}, 3, {"beta": 1.0}, dt=0.1)
-    np.testing.assert_allclose(found["time"], [0.1, 0.2, 0.3])
+    result = simulator.rollout({"u": u}, 3, {"beta": 1.0}, dt=0.1)
+    np.testing.assert_allclose(result["time"], [0.1, 0.2, 0.3])
     np.testing.assert_allclose(simulator.rollout({"u": u}, 2, {"beta": 1.0})["time"], [0.05, 0.1])
     with pytest.raises(BundleError, match=r"time steps from 0.02 to 0.1, not 0.2"):
         simulator.rollout({"u": u}, 1, {"beta": 1.0}, dt=0.2)

@@ -1,4 +1,4 @@
-"""A bundle that somebody kept loads forever and gives the same answers.
+"""A stored bundle loads forever and gives the same answers.
 
 The bundles in bundles/vN were written once by bundles/make.py of their time, and no test writes them again. If this
 test fails, the reader of bundles or the arithmetic of a model has changed: keep the old way for old bundles, do not
@@ -31,11 +31,11 @@ def test_a_stored_bundle_answers_as_on_its_first_day(answers: Path) -> None:
         arrays = {name: stored[name] for name in stored.files}
     assert {name.split(".")[0] for name in arrays} == set(simulator.tasks)
     for task in simulator.tasks.values():
-        given = {k.removeprefix(f"{task.name}."): v for k, v in arrays.items() if k.startswith(f"{task.name}.")}
-        parameters = {k.removeprefix("parameters."): v for k, v in given.items() if k.startswith("parameters.")}
-        expected = {k.removeprefix("answer."): v for k, v in given.items() if k.startswith("answer.")}
+        own = {k.removeprefix(f"{task.name}."): v for k, v in arrays.items() if k.startswith(f"{task.name}.")}
+        parameters = {k.removeprefix("parameters."): v for k, v in own.items() if k.startswith("parameters.")}
+        expected = {k.removeprefix("answer."): v for k, v in own.items() if k.startswith("answer.")}
         steps = 1 if task.steady else next(iter(expected.values())).shape[1]
-        result = simulator.rollout(given.get("state"), steps, parameters, task=task.name, static=given.get("static"))
+        result = simulator.rollout(own.get("state"), steps, parameters, task=task.name, static=own.get("static"))
         for field, values in expected.items():
             np.testing.assert_allclose(
                 result[field].values, values, rtol=1e-5, atol=1e-5, err_msg=f"{task.name} {field}"

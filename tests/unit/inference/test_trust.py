@@ -161,8 +161,8 @@ def test_a_rollout_that_grows_beyond_all_training_data_has_diverged_though_it_is
     first, second = result["diverged_at"].values.tolist()
     assert 1 < second < first < 400
     assert result.attrs["blew_up"].startswith(f"sample 0 diverged at step {first} (time {0.05 * first:g}); sample 1 ")
-    kept = 50 * np.arange(1, 9)
-    np.testing.assert_array_equal(result["diverged"], kept >= result["diverged_at"].values[:, None])
+    steps = 50 * np.arange(1, 9)
+    np.testing.assert_array_equal(result["diverged"], steps >= result["diverged_at"].values[:, None])
     assert result["diverged"].dims == ("sample", "time")
     assert result["diverged"].dtype == bool
     # its RMS at that step is above the limit, and not before: 100 deviations of 1.5 where nothing else is known

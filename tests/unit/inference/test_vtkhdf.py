@@ -49,11 +49,11 @@ def test_arrays_lie_in_the_order_of_the_format(tmp_path: Path, dims: int) -> Non
         np.testing.assert_array_equal(group["Steps/Values"], TIMES)
         u, v, s = (np.asarray(group[f"PointData/{name}"]) for name in "uvs")
     space = (5, 4, 3)[:dims]
-    for place in np.ndindex(*space):
-        at = (slice(None), *reversed(place))
-        np.testing.assert_array_equal(u[at], result["u"].values[(slice(None), *place)])
-        np.testing.assert_array_equal(v[at][:, :dims], result["v"].values[(slice(None), slice(None), *place)])
-        tensor = result["s"].values[(slice(None), slice(None), *place)].reshape(3, dims, dims)
+    for index in np.ndindex(*space):
+        at = (slice(None), *reversed(index))
+        np.testing.assert_array_equal(u[at], result["u"].values[(slice(None), *index)])
+        np.testing.assert_array_equal(v[at][:, :dims], result["v"].values[(slice(None), slice(None), *index)])
+        tensor = result["s"].values[(slice(None), slice(None), *index)].reshape(3, dims, dims)
         np.testing.assert_array_equal(s[at].reshape(3, 3, 3)[:, :dims, :dims], tensor)
     assert not v[..., dims:].any()
 
@@ -80,15 +80,15 @@ def test_vtk_reads_the_same_numbers(tmp_path: Path, dims: int) -> None:
     write_vtkhdf(result, _task(dims), tmp_path / "a.vtkhdf")
     command = [OTHER, str(vtk_program.__file__), str(tmp_path / "a.vtkhdf"), str(tmp_path / "out.npz")]
     subprocess.run(command, check=True, timeout=200)
-    found = np.load(tmp_path / "out.npz")
-    np.testing.assert_array_equal(found["times"], TIMES)
-    assert tuple(found["dimensions"]) == (5, 4, 3)[:dims] + (1,) * (3 - dims)
-    np.testing.assert_allclose(found["spacing"][:dims], 0.25)
-    np.testing.assert_allclose(found["origin"][:dims], 1.0)
+    arrays = np.load(tmp_path / "out.npz")
+    np.testing.assert_array_equal(arrays["times"], TIMES)
+    assert tuple(arrays["dimensions"]) == (5, 4, 3)[:dims] + (1,) * (3 - dims)
+    np.testing.assert_allclose(arrays["spacing"][:dims], 0.25)
+    np.testing.assert_allclose(arrays["origin"][:dims], 1.0)
     for number in range(3):
         # VTK counts points with x fastest.
         expected = result["u"].values[number].transpose(*reversed(range(dims))).reshape(-1)
-        np.testing.assert_array_equal(found[f"{number}/u"], expected)
+        np.testing.assert_array_equal(arrays[f"{number}/u"], expected)
         for component in range(dims):
             values = result["v"].values[number, component].transpose(*reversed(range(dims))).reshape(-1)
-            np.testing.assert_array_equal(found[f"{number}/v"][:, component], values)
+            np.testing.assert_array_equal(arrays[f"{number}/v"][:, component], values)

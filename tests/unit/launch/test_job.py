@@ -26,7 +26,7 @@ RECIPE: dict[str, Any] = {
 
 
 def machine(**changes: Any) -> RentedJob:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "waves",
         "recipe": dump_recipe(resolve_data(RECIPE).recipe),
         "install": "universal-simulator @ https://example.org/universal_simulator-1.0-py3-none-any.whl",
@@ -35,7 +35,7 @@ def machine(**changes: Any) -> RentedJob:
         "started": 1_000_000.0,
         "mirror": "s3://bucket/waves",
     }
-    return RentedJob(**(given | changes))
+    return RentedJob(**(settings | changes))
 
 
 def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
@@ -133,8 +133,8 @@ def shell(tmp_path: Path) -> Any:
 
 
 def test_a_machine_installs_fetches_runs_and_leaves_its_results(shell: Any, tmp_path: Path) -> None:
-    given = machine(started=time.time(), data=["data/a.zarr=s3://bucket/a.zarr/", "data/b.h5=s3://bucket/b.h5"])
-    lines = [*setup(given), *fetch(given), *run(given, "python3 -m ups run recipe.yaml"), *leave_results(given)]
+    rented = machine(started=time.time(), data=["data/a.zarr=s3://bucket/a.zarr/", "data/b.h5=s3://bucket/b.h5"])
+    lines = [*setup(rented), *fetch(rented), *run(rented, "python3 -m ups run recipe.yaml"), *leave_results(rented)]
     code, calls = shell([*lines, 'echo "$kept" > "$HOME/kept"; exit "$code"'], CODE="9")
     assert code == 9, "the verdict of the run, although the results were kept afterwards"
     assert calls == [
@@ -148,7 +148,7 @@ def test_a_machine_installs_fetches_runs_and_leaves_its_results(shell: Any, tmp_
         "-m awscli s3 sync runs/waves s3://bucket/waves-results --exclude checkpoints/* --only-show-errors",
     ]
     assert (tmp_path / "kept").read_text() == "yes\n"
-    assert (tmp_path / "ups-launch" / "recipe.yaml").read_text() == given.recipe
+    assert (tmp_path / "ups-launch" / "recipe.yaml").read_text() == rented.recipe
 
 
 # In place of uv: writes down its words, and makes an environment that says that it was entered.
@@ -185,14 +185,14 @@ def test_the_oldest_python_is_that_of_the_package() -> None:
 
 def test_a_run_is_asked_to_leave_when_its_time_is_up(shell: Any) -> None:
     started = time.time()
-    given = machine(started=started, max_hours=8 / 3600)  # six seconds, and two to save
-    code, _ = shell([*setup(given), *run(given, "python3 -m ups run recipe.yaml"), 'exit "$code"'], HANG="1")
+    rented = machine(started=started, max_hours=8 / 3600)  # six seconds, and two to save
+    code, _ = shell([*setup(rented), *run(rented, "python3 -m ups run recipe.yaml"), 'exit "$code"'], HANG="1")
     assert code == 143
     assert 3 < time.time() - started < 30
 
 
 def test_a_run_whose_hours_are_over_is_not_started(shell: Any) -> None:
-    given = machine(started=time.time() - 8 * 3600)
-    code, calls = shell([*setup(given), *run(given, "python3 -m ups run recipe.yaml"), 'exit "$code"'])
+    rented = machine(started=time.time() - 8 * 3600)
+    code, calls = shell([*setup(rented), *run(rented, "python3 -m ups run recipe.yaml"), 'exit "$code"'])
     assert code == 143
     assert "-m ups run recipe.yaml" not in calls

@@ -23,13 +23,13 @@ from ups.record.processes import catches
 
 
 def job(**changes: Any) -> KubernetesJob:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "joint",
         "image": "registry.example.org/ups:1.0",
         "claim": "shared",
         "command": ["python", "-m", "ups", "train", "a recipe.yaml"],
     }
-    return KubernetesJob(**(given | changes))
+    return KubernetesJob(**(settings | changes))
 
 
 def test_a_pod_for_each_host_which_find_each_other_by_name() -> None:
@@ -45,8 +45,8 @@ def test_a_pod_for_each_host_which_find_each_other_by_name() -> None:
     assert "until getent hosts joint-0.joint " in shell
     words = shlex.split(shell.partition("exec ")[2])
     assert words[:5] == ["python", "-m", "ups", "train", "a recipe.yaml"]
-    place = ["--hosts", "2", "--host", "$JOB_COMPLETION_INDEX", "--address", "joint-0.joint:29500"]
-    assert words[5:] == ["--ranks", "16", *place]
+    options = ["--hosts", "2", "--host", "$JOB_COMPLETION_INDEX", "--address", "joint-0.joint:29500"]
+    assert words[5:] == ["--ranks", "16", *options]
     assert pod["subdomain"] == service["metadata"]["name"]
 
 
@@ -100,12 +100,12 @@ def test_memory_grows_with_the_ranks_of_a_pod(ranks: int, memory: str, shared: s
 
 
 def test_a_jobset_has_the_same_pods_and_makes_the_names_itself() -> None:
-    given: dict[str, Any] = {"hosts": 2, "ranks_per_host": 8, "gpus_per_host": 8, "namespace": "physics"}
-    (found,) = manifests(job(**given, jobset=True))
-    assert found["metadata"]["namespace"] == "physics"
-    (part,) = found["spec"]["replicatedJobs"]
+    settings: dict[str, Any] = {"hosts": 2, "ranks_per_host": 8, "gpus_per_host": 8, "namespace": "physics"}
+    (jobset,) = manifests(job(**settings, jobset=True))
+    assert jobset["metadata"]["namespace"] == "physics"
+    (part,) = jobset["spec"]["replicatedJobs"]
     inner = part["template"]["spec"]
-    _, alone = manifests(job(**given))
+    _, alone = manifests(job(**settings))
     assert (part["replicas"], inner["completions"], inner["completionMode"]) == (1, 2, "Indexed")
     # JobSet calls a pod NAME-PART-REPLICA-INDEX, in a subdomain of its own name that it enters into the pods.
     head = f"joint-{part['name']}-0-0.joint"
@@ -119,11 +119,11 @@ def test_a_jobset_has_the_same_pods_and_makes_the_names_itself() -> None:
 
 
 def test_a_jobset_starts_all_pods_anew_unless_ups_has_given_its_verdict() -> None:
-    (found,) = manifests(job(hosts=2, jobset=True))
-    inner = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (jobset,) = manifests(job(hosts=2, jobset=True))
+    inner = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert inner["backoffLimit"] == 0, "the first pod that fails is the end of the Job, and the JobSet makes a new one"
     assert inner["podFailurePolicy"] == manifests(job())[0]["spec"]["podFailurePolicy"]
-    policy = found["spec"]["failurePolicy"]
+    policy = jobset["spec"]["failurePolicy"]
     assert policy["maxRestarts"] > 0
     (rule,) = policy["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
@@ -196,15 +196,15 @@ def as_models_know_it(manifest: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("jobset", [False, True])
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_the_models_of_kubernetes_and_jobset_know_every_field(hosts: int, jobset: bool) -> None:
-    given = job(hosts=hosts, gpus_per_host=4, secret="keys", namespace="physics", jobset=jobset, **SHARED)
-    found = list(yaml.safe_load_all(text(given)))
-    assert [one["kind"] for one in found] == (["JobSet"] if jobset else ["Service", "Job"][hosts == 1 :])
-    for one in found:
+    full_job = job(hosts=hosts, gpus_per_host=4, secret="keys", namespace="physics", jobset=jobset, **SHARED)
+    objects = list(yaml.safe_load_all(text(full_job)))
+    assert [one["kind"] for one in objects] == (["JobSet"] if jobset else ["Service", "Job"][hosts == 1 :])
+    for one in objects:
         assert as_models_know_it(one) == one
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("path", "value"),
     [
         (["spec", "failurePolicy", "maxRestart"], 3),
         (["spec", "network", "enableDnsHostnames"], True),
@@ -215,12 +215,12 @@ def test_the_models_of_kubernetes_and_jobset_know_every_field(hosts: int, jobset
     ],
     ids=lambda value: str(value[-1]) if isinstance(value, list) else "",
 )
-def test_the_models_refuse_a_jobset_with_a_mistake(place: list[Any], value: Any) -> None:
+def test_the_models_refuse_a_jobset_with_a_mistake(path: list[Any], value: Any) -> None:
     (broken,) = yaml.safe_load_all(text(job(hosts=2, jobset=True)))
     target = broken
-    for step in place[:-1]:
+    for step in path[:-1]:
         target = target[step]
-    target[place[-1]] = value
+    target[path[-1]] = value
     with pytest.raises((ValueError, AssertionError)):
         assert as_models_know_it(broken) == broken
 
@@ -228,15 +228,15 @@ def test_the_models_refuse_a_jobset_with_a_mistake(place: list[Any], value: Any)
 @pytest.mark.parametrize("jobset", [False, True])
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_the_schema_of_kubernetes_accepts_it(hosts: int, jobset: bool) -> None:
-    found = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4, secret="keys", jobset=jobset, **SHARED))))
+    objects = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4, secret="keys", jobset=jobset, **SHARED))))
     if jobset:
-        inner = found[0]["spec"]["replicatedJobs"][0]["template"]
-        found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "joint-host-0"}, **inner}]
-    for one in found:
+        inner = objects[0]["spec"]["replicatedJobs"][0]["template"]
+        objects = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "joint-host-0"}, **inner}]
+    for one in objects:
         kubernetes_validate.validate(one, "1.31", strict=True)
-    found[-1]["spec"]["template"]["spec"]["restart"] = "Never"
+    objects[-1]["spec"]["template"]["spec"]["restart"] = "Never"
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(found[-1], "1.31", strict=True)
+        kubernetes_validate.validate(objects[-1], "1.31", strict=True)
 
 
 @contextlib.contextmanager
@@ -258,8 +258,8 @@ def first_process(command: list[str], programs: Path) -> Iterator[subprocess.Pop
 def test_a_pod_that_waits_for_the_first_one_leaves_when_it_is_asked(tmp_path: Path, jobset: bool) -> None:
     (tmp_path / "getent").write_text('#!/usr/bin/env bash\necho "$@" >&2; exit 2\n')
     (tmp_path / "getent").chmod(0o755)
-    found = manifests(job(hosts=2, jobset=jobset))[-1]["spec"]
-    work = found["replicatedJobs"][0]["template"]["spec"] if jobset else found
+    spec = manifests(job(hosts=2, jobset=jobset))[-1]["spec"]
+    work = spec["replicatedJobs"][0]["template"]["spec"] if jobset else spec
     with first_process(work["template"]["spec"]["containers"][0]["command"], tmp_path) as process:
         inner = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         end = time.monotonic() + 30

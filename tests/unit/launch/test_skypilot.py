@@ -19,21 +19,21 @@ SKYPILOT = os.environ.get("UPS_SKYPILOT_PYTHON", "")
 
 
 def job(tmp_path: Path, **changes: Any) -> SkyPilotJob:
-    given = {"machine": machine(), "run_dir": tmp_path / "runs" / "waves"}
-    return SkyPilotJob(**(given | changes))
+    settings = {"machine": machine(), "run_dir": tmp_path / "runs" / "waves"}
+    return SkyPilotJob(**(settings | changes))
 
 
 def test_it_asks_for_what_was_said_and_never_for_more(tmp_path: Path) -> None:
-    found = task(job(tmp_path, gpus="A100:8", cpus=40, spot=True, infra="aws/us-east-1"))
-    resources = found["resources"]
+    document = task(job(tmp_path, gpus="A100:8", cpus=40, spot=True, infra="aws/us-east-1"))
+    resources = document["resources"]
     assert resources["accelerators"] == "A100:8"
     assert resources["cpus"] == "40+"
     assert resources["use_spot"] is True
     assert resources["infra"] == "aws/us-east-1"
     assert resources["max_hourly_cost"] == 2.5
     assert resources["autostop"] == {"idle_minutes": 10, "down": True}
-    assert "--set checkpoint.mirror=s3://bucket/waves" in found["run"]
-    assert "timeout --foreground" in found["run"]
+    assert "--set checkpoint.mirror=s3://bucket/waves" in document["run"]
+    assert "timeout --foreground" in document["run"]
     assert yaml.safe_load(text(job(tmp_path))) == task(job(tmp_path))
 
 
@@ -43,16 +43,16 @@ def test_the_price_is_that_of_all_hosts(tmp_path: Path) -> None:
 
 
 def test_several_hosts_get_their_number_and_the_address_of_the_first(tmp_path: Path) -> None:
-    found = task(job(tmp_path, nodes=2, gpus="A100:8", volume="shared", machine=machine(ranks=16)))
-    assert found["num_nodes"] == 2
-    assert found["volumes"] == {"/ups-volume": "shared"}
+    document = task(job(tmp_path, nodes=2, gpus="A100:8", volume="shared", machine=machine(ranks=16)))
+    assert document["num_nodes"] == 2
+    assert document["volumes"] == {"/ups-volume": "shared"}
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "python3"
     program.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" > "$HOME/words"\n')
     program.chmod(0o755)
     (tmp_path / "ups-launch").mkdir()
     (tmp_path / "volume").mkdir()
-    script = found["run"].replace("/ups-volume", str(tmp_path / "volume"))
+    script = document["run"].replace("/ups-volume", str(tmp_path / "volume"))
     script = script.replace(str(machine().stop_at), str(int(time.time()) + 3600))
     environment = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -100,8 +100,8 @@ def test_secrets_are_handed_on_by_name_only(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("SEEN", str(tmp_path))
     for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         monkeypatch.setenv(name, f"canary-{name}")
-    given = job(tmp_path, machine=machine(secrets=["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"]))
-    assert submit(given, str(program)) == "Managed Job ID: 7"
+    cloud_job = job(tmp_path, machine=machine(secrets=["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"]))
+    assert submit(cloud_job, str(program)) == "Managed Job ID: 7"
     words = (tmp_path / "words").read_text().splitlines()
     assert words[:4] == ["jobs", "launch", "--yes", "--detach-run"]
     assert words[4:6] == ["--secret", "AWS_ACCESS_KEY_ID"]
@@ -138,8 +138,8 @@ PARSER = """
 import os
 os.environ["WANDB_API_KEY"] = "x"
 from sky.client.cli.command import jobs_launch
-found = jobs_launch.make_context("launch", {words}).params
-print(found["secret"], found["entrypoint"], found["yes"], found["detach_run"])
+params = jobs_launch.make_context("launch", {words}).params
+print(params["secret"], params["entrypoint"], params["yes"], params["detach_run"])
 """
 
 
@@ -150,8 +150,8 @@ print(found["secret"], found["entrypoint"], found["yes"], found["detach_run"])
 def test_skypilot_itself_accepts_the_task(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
 
-    def read(given: str, program: str = READER) -> subprocess.CompletedProcess[str]:
-        path.write_text(given)
+    def read(text: str, program: str = READER) -> subprocess.CompletedProcess[str]:
+        path.write_text(text)
         environment = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
         words = [SKYPILOT, "-c", program, str(path)]
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)

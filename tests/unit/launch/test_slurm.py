@@ -16,14 +16,14 @@ from ups.launch.slurm import SlurmJob, script, submit
 
 
 def job(tmp_path: Path, **changes: Any) -> SlurmJob:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "waves",
         "run_dir": tmp_path / "runs" / "waves",
         "work_dir": tmp_path,
         "command": ["python", "-m", "ups", "train", "recipe.yaml"],
         "time": "24:00:00",
     }
-    return SlurmJob(**(given | changes))
+    return SlurmJob(**(settings | changes))
 
 
 def directives(text: str) -> list[str]:
@@ -32,7 +32,7 @@ def directives(text: str) -> list[str]:
 
 def test_it_asks_for_what_was_said_and_for_a_warning_before_the_end(tmp_path: Path) -> None:
     text = script(job(tmp_path, nodes=2, ranks_per_node=8, gpus_per_node=8, cpus_per_node=40, partition="gpu"))
-    found = directives(text)
+    lines = directives(text)
     for wanted in (
         "--nodes=2",
         "--ntasks-per-node=1",
@@ -44,10 +44,10 @@ def test_it_asks_for_what_was_said_and_for_a_warning_before_the_end(tmp_path: Pa
         "--open-mode=append",
         "--partition=gpu",
     ):
-        assert wanted in found
+        assert wanted in lines
     assert "--ranks 16" in text
     assert "--hosts" in text
-    assert not any(line.startswith("--array") for line in found)
+    assert not any(line.startswith("--array") for line in lines)
     assert "--hosts" not in script(job(tmp_path))
 
 
@@ -140,8 +140,8 @@ def test_only_a_run_that_was_asked_to_leave_is_queued_again(
     tmp_path: Path, shell: Any, code: str, state: str, array: bool, requeued: str
 ) -> None:
     variables = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"} if array else {}
-    found, lines = shell(script(job(tmp_path)), SRUN_CODE=code, JOB_STATE=state, **variables)
-    assert found == int(code)
+    status, lines = shell(script(job(tmp_path)), SRUN_CODE=code, JOB_STATE=state, **variables)
+    assert status == int(code)
     assert [line for line in lines if line.startswith("REQUEUED")] == ([requeued] if requeued else [])
 
 

@@ -49,7 +49,7 @@ esac
 # In place of rsync: the machine's files are on this host.
 RSYNC = """#!/usr/bin/env bash
 from="${{@: -2:1}}"; from="${{from#*::C.}}"
-cp -r "{place}/machine-${{from%%/*}}/ups-launch/${{from#*/root/ups-launch/}}". "${{@: -1}}"
+cp -r "{folder}/machine-${{from%%/*}}/ups-launch/${{from#*/root/ups-launch/}}". "${{@: -1}}"
 """
 
 
@@ -81,31 +81,31 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastServ
     monkeypatch.setattr(vast, "COLLECT_SECONDS", 300)
     monkeypatch.setenv("VAST_API_KEY", ACCOUNT_KEY)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    place = tmp_path / "vast"
-    place.mkdir()
+    folder = tmp_path / "vast"
+    folder.mkdir()
     program(tmp_path / "on-machine" / "python3", PYTHON.format(python=sys.executable))
-    program(tmp_path / "bin" / "rsync", RSYNC.format(place=place))
+    program(tmp_path / "bin" / "rsync", RSYNC.format(folder=folder))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    with serve(place, ACCOUNT_KEY, secrets=dict(SECRETS), programs=str(tmp_path / "on-machine")) as started:
+    with serve(folder, ACCOUNT_KEY, secrets=dict(SECRETS), programs=str(tmp_path / "on-machine")) as started:
         monkeypatch.setenv("VAST_URL", started.url)
         yield started
 
 
 def job(tmp_path: Path, **changes: Any) -> VastJob:
-    given = {"started": time.time(), "secrets": sorted(SECRETS), "max_hours": 1, "max_price": 0.5} | changes
-    return VastJob(machine(**given), tmp_path / "runs" / "waves", "RTX_4090:1", "pytorch/pytorch")
+    settings = {"started": time.time(), "secrets": sorted(SECRETS), "max_hours": 1, "max_price": 0.5} | changes
+    return VastJob(machine(**settings), tmp_path / "runs" / "waves", "RTX_4090:1", "pytorch/pytorch")
 
 
 def gone(server: VastServer) -> bool:
     """No machine, and nothing that runs on one."""
     end = time.monotonic() + 60
-    while processes_below(server.place) and time.monotonic() < end:
+    while processes_below(server.folder) and time.monotonic() < end:
         time.sleep(0.1)
-    return not server.machines and not processes_below(server.place)
+    return not server.machines and not processes_below(server.folder)
 
 
-def everything_below(place: Path) -> str:
-    return "\n".join(path.read_text(errors="replace") for path in sorted(place.rglob("*")) if path.is_file())
+def everything_below(folder: Path) -> str:
+    return "\n".join(path.read_text(errors="replace") for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 class CommandLines(threading.Thread):
@@ -139,10 +139,10 @@ def test_a_run_ends_its_results_are_here_and_the_machine_is_gone(
     assert gone(server)
     assert "step 1 of 2" in lines
     # A secret is in the field that is its own, and nowhere else: not in a body, a path, a file, a line or a process.
-    assert {who for _, path, who, _ in server.requests} <= {ACCOUNT_KEY, ""}, "some things are asked as nobody"
+    assert {who for _, path, who, _ in server.requests} <= {ACCOUNT_KEY, ""}, "some things are asked without a key"
     sent = "\n".join(f"{path} {body}" for _, path, _, body in server.requests)
-    for place in (sent, *lines, *processes.seen, everything_below(tmp_path / "runs"), everything_below(server.place)):
-        assert "canary" not in place
+    for text in (sent, *lines, *processes.seen, everything_below(tmp_path / "runs"), everything_below(server.folder)):
+        assert "canary" not in text
     assert any("onstart" in body for *_, body in server.requests), "the script was among what was looked at"
 
 
@@ -164,7 +164,7 @@ def test_a_machine_whose_making_was_not_answered_is_found_and_destroyed(
     with pytest.raises(VastSilent):
         launch(job(tmp_path), client, patience=patience)
     assert gone(server)
-    made = bool(list(server.place.glob("machine-*")))
+    made = bool(list(server.folder.glob("machine-*")))
     assert made == (fault in ("late", "lose"))
     assert len([1 for method, path, *_ in server.requests if "/asks/" in path]) == 1, "a second one is a second machine"
 
@@ -256,7 +256,7 @@ def test_nothing_is_made_that_costs_more_or_lacks_a_secret(
     server.price = 0.4
     with pytest.raises(MachineError, match="no variable HF_TOKEN"):
         launch(job(tmp_path, secrets=["HF_TOKEN"]), client, patience=patience)
-    assert not list(server.place.glob("machine-*"))
+    assert not list(server.folder.glob("machine-*"))
 
 
 # The command itself, with less patience; the machine writes where the server looks for its lines.
@@ -290,7 +290,7 @@ def command(client: VastClient, tmp_path: Path, teardown: float = 100) -> Any:
 def wait_for_run(server: VastServer) -> None:
     end = time.monotonic() + 300
     while "step 1 of 2" not in server.log(7000):
-        assert time.monotonic() < end, everything_below(server.place)
+        assert time.monotonic() < end, everything_below(server.folder)
         time.sleep(0.1)
 
 
@@ -351,8 +351,8 @@ def test_a_machine_whose_hours_are_over_is_gone_whatever_its_run_does(
 ) -> None:
     server.variables = {"RUN_HANGS": run}
     started = time.time()
-    given = machine(started=started, max_hours=20 / 3600)
-    number = server.make({"onstart": onstart(given), "label": "ups"})
+    rented = machine(started=started, max_hours=20 / 3600)
+    number = server.make({"onstart": onstart(rented), "label": "ups"})
     end = time.monotonic() + 60
     while server.machines and time.monotonic() < end:
         time.sleep(0.1)
@@ -378,9 +378,9 @@ def test_the_command_names_a_machine_that_is_left_and_its_exit_code_says_so(
     "wrong", [{"gpus": "RTX 4090"}, {"image": "x y"}, {"machine": machine(mirror="")}], ids=["gpus", "image", "mirror"]
 )
 def test_what_vast_would_misread_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    given = {"machine": machine(), "run_dir": tmp_path, "gpus": "RTX_4090:1", "image": "pytorch/pytorch"}
+    settings = {"machine": machine(), "run_dir": tmp_path, "gpus": "RTX_4090:1", "image": "pytorch/pytorch"}
     with pytest.raises(ConfigError):
-        VastJob(**(given | wrong))
+        VastJob(**(settings | wrong))
 
 
 @pytest.mark.parametrize(

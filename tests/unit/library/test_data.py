@@ -26,14 +26,14 @@ def test_the_card_and_the_splits_are_those_of_the_store(data: ups.Dataset) -> No
 
 
 def test_a_trajectory_has_names_units_and_time(data: ups.Dataset) -> None:
-    found = data.trajectory("test", 0)
+    dataset = data.trajectory("test", 0)
     field = data.task.fields_of("state")[0]
     axis = data.task.axes[0].name
-    assert found[field.name].dims[0] == "time"
-    assert found.sizes["time"] == data.num_frames
-    assert found.sizes[axis] == data.space[0]
-    np.testing.assert_allclose(np.diff(found["time"]), data.task.dt, rtol=1e-6)
-    assert found.attrs["split"] == "test"
+    assert dataset[field.name].dims[0] == "time"
+    assert dataset.sizes["time"] == data.num_frames
+    assert dataset.sizes[axis] == data.space[0]
+    np.testing.assert_allclose(np.diff(dataset["time"]), data.task.dt, rtol=1e-6)
+    assert dataset.attrs["split"] == "test"
     assert len(list(data.trajectories("test"))) == data.splits["test"]
 
 
@@ -46,8 +46,8 @@ def test_batches_hold_every_window_once(data: ups.Dataset) -> None:
     assert sorted(mixed.tolist()) == numbers.tolist() != mixed.tolist()
     assert straight[0].state.shape[:2] == (5, 3)
     one = next(batch for batch in shuffled if 0 in batch.numbers)
-    place = one.numbers.tolist().index(0)
-    assert torch.equal(one.state[place], straight[0].state[0])
+    index = one.numbers.tolist().index(0)
+    assert torch.equal(one.state[index], straight[0].state[0])
 
 
 def test_a_batch_is_what_the_trajectory_says(data: ups.Dataset) -> None:

@@ -29,12 +29,12 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ups.Run:
 
 def write_own(path: str, **changes: object) -> None:
     """Data of one's own: the stored waves, smaller, under another name."""
-    given = open_paths("data/wave1d.zarr")
-    task = replace(given.task, **{"name": "mine", **changes})  # type: ignore[arg-type]
-    with StoreWriter(path, task, given.coordinates, given.num_frames) as writer:
+    source = open_paths("data/wave1d.zarr")
+    task = replace(source.task, **{"name": "mine", **changes})  # type: ignore[arg-type]
+    with StoreWriter(path, task, source.coordinates, source.num_frames) as writer:
         for split in ("train", "valid", "test"):
-            for number in range(given.splits[split]):
-                window = given.read(split, number, 0, given.num_frames)
+            for number in range(source.splits[split]):
+                window = source.read(split, number, 0, source.num_frames)
                 writer.append(split, state=0.5 * window.state, parameters=window.parameters)
 
 
@@ -46,8 +46,8 @@ def test_every_weight_of_a_bundle_is_taken_for_data_that_fits_its_task(base: ups
     assert recipe.stages[0].optim.learning_rate == 0.5 * base.recipe.stages[-1].optim.learning_rate
     tuned = ups.fit(recipe, progress=False)
     assert (tuned.state, tuned.name) == ("completed", "wave1d-finetuned")
-    taken = json.loads((tuned.path / "start" / "0.json").read_text())
-    assert (taken["new"], taken["taken"]) == ([], taken["weights"])
+    transfer = json.loads((tuned.path / "start" / "0.json").read_text())
+    assert (transfer["new"], transfer["taken"]) == ([], transfer["weights"])
 
 
 def test_data_with_another_field_keeps_its_name_and_the_learning_rate(
@@ -73,9 +73,9 @@ def test_data_with_another_field_keeps_its_name_and_the_learning_rate(
 def test_a_file_is_read_as_the_run_read_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundle knows what the arrays mean; so does `ups rollout`, with and without an input."""
     monkeypatch.chdir(tmp_path)
-    place = 2 * np.pi * (np.arange(32) / 32 - 0.02 * np.arange(6)[:, None] + np.linspace(0, 1, 12)[:, None, None])
-    np.savez("first.npz", hoehe=np.sin(place))
-    np.savez("second.npz", hoehe=0.5 * np.sin(place))
+    phase = 2 * np.pi * (np.arange(32) / 32 - 0.02 * np.arange(6)[:, None] + np.linspace(0, 1, 12)[:, None, None])
+    np.savez("first.npz", hoehe=np.sin(phase))
+    np.savez("second.npz", hoehe=0.5 * np.sin(phase))
     words = {
         "fields": [{"name": "height", "dataset": "hoehe"}],
         "axes": [{"name": "x", "extent": 2.0}],

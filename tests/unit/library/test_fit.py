@@ -79,7 +79,7 @@ def test_fit_computes_what_train_computes_bit_by_bit(recipe: ups.Recipe, capfd: 
     assert fitted.checkpoints == trained.checkpoints
     assert same(fitted, trained)
     assert fitted.bundle is not None
-    assert capfd.readouterr() == ("", ""), "nothing is printed unless somebody asks for it"
+    assert capfd.readouterr() == ("", ""), "nothing is printed without a request"
 
 
 def test_a_fitted_run_is_a_run_like_any_other(recipe: ups.Recipe, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,10 +208,10 @@ def test_scores_and_comparison_from_python(recipe: ups.Recipe) -> None:
     assert "one step" in str(scores)
     assert scores.results[0]["protocol"]["num_trajectories"] == 2
     assert not (one.path / "report").exists()
-    found = ups.compare(one, other)
-    assert found.models == ["small", "other"]
-    assert {"small", "other", "reference"} <= set(found.table().columns)
-    assert [row[0] for row in found.recipe_changes["other"] if row[0] == "run.seed"] == ["run.seed"]
+    comparison = ups.compare(one, other)
+    assert comparison.models == ["small", "other"]
+    assert {"small", "other", "reference"} <= set(comparison.table().columns)
+    assert [row[0] for row in comparison.recipe_changes["other"] if row[0] == "run.seed"] == ["run.seed"]
     with pytest.raises(ConfigError, match="two models or more"):
         ups.compare(one)
     with pytest.raises(ConfigError, match="no task 'x'"):

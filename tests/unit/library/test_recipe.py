@@ -31,15 +31,15 @@ def file(tmp_path: Path, document: dict[str, Any]) -> Path:
 def test_a_file_its_values_and_its_recipe_are_the_same(file: Path, document: dict[str, Any]) -> None:
     recipe = ups.load_recipe(file)
     assert isinstance(recipe, ups.Recipe)
-    texts = {resolve_recipe(given, {}).text for given in (file, str(file), document, recipe)}
+    texts = {resolve_recipe(source, {}).text for source in (file, str(file), document, recipe)}
     assert texts == {resolve(file).text}
 
 
 def test_changes_are_those_of_set(file: Path, tmp_path: Path) -> None:
     changes = {"stages__0__optim__learning_rate": 1e-5, "engine__precision": "float64", "run__dir": tmp_path / "b"}
     words = ["stages.0.optim.learning_rate=1e-5", "engine.precision=float64", f"run.dir={tmp_path / 'b'}"]
-    for given in (file, ups.load_recipe(file)):
-        assert resolve_recipe(given, changes).text == resolve(file, words).text
+    for source in (file, ups.load_recipe(file)):
+        assert resolve_recipe(source, changes).text == resolve(file, words).text
     assert ups.load_recipe(file, **{"run.seed": np.int64(4)}).run.seed == 4
     tasks = [{"name": "b", "path": Path("b.zarr")}]
     assert ups.load_recipe(file, data__tasks=tasks).data.tasks[0].path == "b.zarr"

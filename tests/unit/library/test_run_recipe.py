@@ -75,16 +75,16 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     made = Place(tmp_path)
     monkeypatch.setattr(run_recipe, "STEPS", made.steps())
     return made
 
 
 def test_a_log_has_a_line_when_a_step_begins_and_one_when_it_has_ended(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    desk: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert place.run(StepLines())[0] == 0
+    assert desk.run(StepLines())[0] == 0
     out, err = capsys.readouterr()
     assert [line[21:] for line in err.splitlines()] == [
         "train: copying first",
@@ -96,23 +96,23 @@ def test_a_log_has_a_line_when_a_step_begins_and_one_when_it_has_ended(
     assert lines[3].startswith("next: ups rollout ")
     assert "run --picture run.png; the report is " in lines[3]
     assert len(lines) == 4
-    place.run(StepLines())
+    desk.run(StepLines())
     assert capsys.readouterr().err == ""
 
 
 def test_the_last_line_after_a_failed_gate_says_where_the_reasons_are(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    desk: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place.gate_failed = "waves: too bad"
-    place.run(StepLines())
+    desk.gate_failed = "waves: too bad"
+    desk.run(StepLines())
     lines = capsys.readouterr().out.splitlines()
     assert "not passed: waves: too bad" in lines[1]
     assert lines[2].startswith("next: ups why ")
 
 
-def test_only_the_gate_pronounces_a_verdict_about_a_training_that_came_to_its_end(place: Place) -> None:
-    gated = place.resolved.recipe.model_copy(update={"gate": [GateCondition(metric="trmse", at_most=1.0)]})
-    for recipe, count in ((place.resolved.recipe, 3), (gated, 2)):
+def test_only_the_gate_pronounces_a_verdict_about_a_training_that_came_to_its_end(desk: Place) -> None:
+    gated = desk.resolved.recipe.model_copy(update={"gate": [GateCondition(metric="trmse", at_most=1.0)]})
+    for recipe, count in ((desk.resolved.recipe, 3), (gated, 2)):
         said: list[str] = []
         say = before_gate(said.append, recipe)
         for line in ("FAILED rank=1", "VERDICT state=failed exit=6", "VERDICT state=completed exit=0"):
@@ -120,32 +120,32 @@ def test_only_the_gate_pronounces_a_verdict_about_a_training_that_came_to_its_en
         assert len(said) == count
 
 
-def test_nothing_is_done_twice(place: Place) -> None:
-    assert place.run() == (0, ["train", "gate", "bundle"])
-    assert place.run() == (0, [])
-    assert set(place.outcomes().values()) == {"done"}
+def test_nothing_is_done_twice(desk: Place) -> None:
+    assert desk.run() == (0, ["train", "gate", "bundle"])
+    assert desk.run() == (0, [])
+    assert set(desk.outcomes().values()) == {"done"}
 
 
-def test_a_change_repeats_what_depends_on_it_and_nothing_before(place: Place) -> None:
-    place.run()
-    (place.folder / "train").write_text("somebody else's")
-    assert place.run() == (0, ["train"]), "it made the same again, so that nothing after it has changed"
-    (place.folder / "first").write_text("other content")
-    assert place.run() == (0, ["train", "gate", "bundle"])
-    (place.folder / "bundle").unlink()
-    assert place.run() == (0, ["bundle"])
-    (place.run_dir / "steps.json").unlink()
-    assert place.run() == (0, ["train", "gate", "bundle"]), "without a memory everything is done again"
+def test_a_change_repeats_what_depends_on_it_and_nothing_before(desk: Place) -> None:
+    desk.run()
+    (desk.folder / "train").write_text("foreign content")
+    assert desk.run() == (0, ["train"]), "it made the same again, so that nothing after it has changed"
+    (desk.folder / "first").write_text("other content")
+    assert desk.run() == (0, ["train", "gate", "bundle"])
+    (desk.folder / "bundle").unlink()
+    assert desk.run() == (0, ["bundle"])
+    (desk.run_dir / "steps.json").unlink()
+    assert desk.run() == (0, ["train", "gate", "bundle"]), "without a memory everything is done again"
 
 
-def test_a_failed_gate_is_a_code_that_stays_until_something_changes(place: Place) -> None:
-    place.gate_failed = "waves: trmse at most 1: is 2"
-    assert place.run() == (9, ["train", "gate"])
-    assert place.outcomes() == {"train": "done", "gate": "gate_failed"}
-    assert place.run() == (9, [])
-    place.gate_failed = ""
-    (place.folder / "gate").unlink()
-    assert place.run() == (0, ["gate", "bundle"])
+def test_a_failed_gate_is_a_code_that_stays_until_something_changes(desk: Place) -> None:
+    desk.gate_failed = "waves: trmse at most 1: is 2"
+    assert desk.run() == (9, ["train", "gate"])
+    assert desk.outcomes() == {"train": "done", "gate": "gate_failed"}
+    assert desk.run() == (9, [])
+    desk.gate_failed = ""
+    (desk.folder / "gate").unlink()
+    assert desk.run() == (0, ["gate", "bundle"])
 
 
 @pytest.mark.parametrize(
@@ -157,18 +157,18 @@ def test_a_failed_gate_is_a_code_that_stays_until_something_changes(place: Place
     ],
 )
 def test_a_step_that_fails_is_written_down_and_tried_again(
-    place: Place, error: BaseException, outcome: str, cause: str
+    desk: Place, error: BaseException, outcome: str, cause: str
 ) -> None:
-    place.error = error
+    desk.error = error
     with pytest.raises(type(error)):
-        place.run()
-    (record,) = read_steps(place.run_dir)
+        desk.run()
+    (record,) = read_steps(desk.run_dir)
     assert (record.outcome, record.cause) == (outcome, cause)
-    place.error = None
-    assert place.run() == (0, ["train", "gate", "bundle"])
+    desk.error = None
+    assert desk.run() == (0, ["train", "gate", "bundle"])
 
 
-def test_two_at_once_are_refused(place: Place) -> None:
-    with hold_steps(place.run_dir), pytest.raises(RunHeldError, match="another `ups run`"):
-        place.run()
-    assert place.done == []
+def test_two_at_once_are_refused(desk: Place) -> None:
+    with hold_steps(desk.run_dir), pytest.raises(RunHeldError, match="another `ups run`"):
+        desk.run()
+    assert desk.done == []

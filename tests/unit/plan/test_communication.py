@@ -18,7 +18,7 @@ def device(network_gbit: float = 100) -> Device:
 
 
 def sent(strategy: str, ranks: int, shards: int = 1, megabytes: float = 400, **changes: Any) -> Traffic:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "parameter_bytes": int(megabytes * MB),
         "gradient_bytes": int(megabytes * MB),
         "units": 10,
@@ -26,7 +26,7 @@ def sent(strategy: str, ranks: int, shards: int = 1, megabytes: float = 400, **c
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
     }
-    return traffic(strategy, ranks, shards, changes.pop("device", device()), **(given | changes))
+    return traffic(strategy, ranks, shards, changes.pop("device", device()), **(settings | changes))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_shards_share_the_network_with_those_that_leave_the_same_host(ranks: int
 
 def test_copies_that_lie_across_hosts_share_the_network() -> None:
     """With 6 ranks to a copy the second host has two rings that leave it: ranks 6 to 11, and 12 to 17."""
-    found = sent("fsdp", 24, 6, units=0)
-    assert found.seconds == pytest.approx(3 * 5 / 6 * 0.4 / (8.75 / 2) + 2 * 3 / 4 * 0.4 / 6 / (8.75 / 6), rel=0.01)
+    traffic = sent("fsdp", 24, 6, units=0)
+    assert traffic.seconds == pytest.approx(3 * 5 / 6 * 0.4 / (8.75 / 2) + 2 * 3 / 4 * 0.4 / 6 / (8.75 / 6), rel=0.01)
 
 
 @pytest.mark.parametrize("network_gbit", [100, 3200])
@@ -97,6 +97,6 @@ def test_ranks_send_what_their_strategy_sends() -> None:
 
 
 def test_arithmetic_hides_what_is_sent_meanwhile() -> None:
-    found = sent("ddp", 8, backward_seconds=1e-3)
-    assert found.exposed_seconds == pytest.approx(found.seconds - 1e-3)
+    traffic = sent("ddp", 8, backward_seconds=1e-3)
+    assert traffic.exposed_seconds == pytest.approx(traffic.seconds - 1e-3)
     assert sent("ddp", 8, backward_seconds=1.0).exposed_seconds == 0

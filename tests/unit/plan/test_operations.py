@@ -1,4 +1,4 @@
-"""What is counted: arithmetic by hand, and bytes as long as somebody keeps them."""
+"""What is counted: arithmetic by hand, and bytes as long as they are referenced."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def test_arithmetic_of_products_convolutions_and_transforms() -> None:
         functional.conv2d(x, torch.randn(6, 4, 3, 3), padding=1)
         functional.conv2d(x, torch.randn(4, 1, 3, 3), padding=1, groups=4)
         torch.fft.fft(x)
-    found = {op.kind: op.flops for op in watch.operations if op.flops}
-    assert found[PRODUCT] == 2 * 3 * 5 * 7
-    assert found[CONVOLUTION] == 2 * (2 * 6 * 64) * 4 * 9
-    assert found[DEPTHWISE] == 2 * (2 * 4 * 64) * 9
-    assert found[FOURIER] == 5 * (2 * 4 * 64) * 3
+    flops = {op.kind: op.flops for op in watch.operations if op.flops}
+    assert flops[PRODUCT] == 2 * 3 * 5 * 7
+    assert flops[CONVOLUTION] == 2 * (2 * 6 * 64) * 4 * 9
+    assert flops[DEPTHWISE] == 2 * (2 * 4 * 64) * 9
+    assert flops[FOURIER] == 5 * (2 * 4 * 64) * 3
 
 
 def test_a_convolution_costs_twice_as_much_backward() -> None:

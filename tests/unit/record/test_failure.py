@@ -1,4 +1,4 @@
-"""Failure records: written by the process that fails, before anything else, with the line somebody can change."""
+"""Failure records: written by the process that fails, before anything else, with the line to change."""
 
 import json
 import os
@@ -105,8 +105,8 @@ def test_a_threads_exception_is_kept_but_is_not_the_death(tmp_path: Path) -> Non
     """
     code, _, record = run(tmp_path, body)
     assert (code, record) == (0, None)
-    kept = json.loads((tmp_path / "failures/attempt_2/rank_00001.thread.json").read_text())
-    assert (kept["cause"], kept["fatal"]) == ("exception(OSError)", False)
+    thread_record = json.loads((tmp_path / "failures/attempt_2/rank_00001.thread.json").read_text())
+    assert (thread_record["cause"], thread_record["fatal"]) == ("exception(OSError)", False)
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])

@@ -80,8 +80,8 @@ def test_notes_of_commits_cross_over_whole_lines_only(tmp_path: Path) -> None:
     note_commit(tmp_path, 4, "a")
     with (tmp_path / "commits.jsonl").open("a") as file:
         file.write('{"step": 8, "mani')
-    found, _, offset = read_commits(tmp_path, 0)
-    assert found == [(4, "a")]
+    commits, _, offset = read_commits(tmp_path, 0)
+    assert commits == [(4, "a")]
     with (tmp_path / "commits.jsonl").open("a") as file:
         file.write('fest_sha256": "b"}\n')
     assert read_commits(tmp_path, offset)[0] == [(8, "b")]

@@ -1,4 +1,4 @@
-"""A committed directory is complete, damage is named, and nothing of a person's is ever deleted by accident."""
+"""A committed directory is complete, damage is named, and no file of a user is ever deleted by accident."""
 
 import errno
 import hashlib

@@ -19,13 +19,13 @@ def kills(where: Path, kind: str, *, replacing: bool, exchange: bool = True) -> 
     command = [sys.executable, "-m", DRIVER, str(where), kind, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    found: list[dict[str, object]] = json.loads(done.stdout)
-    assert len(found) == OFFSETS
-    return found
+    cases: list[dict[str, object]] = json.loads(done.stdout)
+    assert len(cases) == OFFSETS
+    return cases
 
 
-def assert_old_or_new(found: list[dict[str, object]], old: str, *, gap: bool = False) -> None:
-    for case in found:
+def assert_old_or_new(cases: list[dict[str, object]], old: str, *, gap: bool = False) -> None:
+    for case in cases:
         assert case["killed"], case
         # `gap`: between two renames a reader finds nothing until the writer's next start has put the old one back.
         assert case["before"] in {old, "new", *(["none"] if gap else [])}, case
@@ -41,10 +41,10 @@ def test_a_first_commit_is_there_or_not_at_20_kills(tmp_path: Path, kind: str) -
 
 @pytest.mark.parametrize("kind", ["call", "line", "time"])
 def test_a_replacement_leaves_the_old_or_the_new_at_20_kills(tmp_path: Path, kind: str) -> None:
-    found = kills(tmp_path, kind, replacing=True)
-    assert_old_or_new(found, "old")
+    cases = kills(tmp_path, kind, replacing=True)
+    assert_old_or_new(cases, "old")
     if kind != "time":
-        assert {case["before"] for case in found} == {"old", "new"}, "the kills must fall on both sides of the commit"
+        assert {case["before"] for case in cases} == {"old", "new"}, "the kills must fall on both sides of the commit"
 
 
 @pytest.mark.parametrize("kind", ["call", "line"])

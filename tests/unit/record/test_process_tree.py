@@ -51,8 +51,8 @@ def starts(source: str) -> set[str]:
 
 
 def test_no_module_starts_python_by_itself() -> None:
-    found = {(str(path.relative_to(ROOT)), word) for path in ROOT.rglob("*.py") for word in starts(path.read_text())}
-    assert found == ALLOWED, "build the command with ups.record.processes.module_command"
+    commands = {(str(path.relative_to(ROOT)), word) for path in ROOT.rglob("*.py") for word in starts(path.read_text())}
+    assert commands == ALLOWED, "build the command with ups.record.processes.module_command"
 
 
 @pytest.mark.parametrize("line", ['[sys.executable, "-m", "ups"]', '[python, "-c", text]', 'f"python3 -m ups {verb}"'])

@@ -34,8 +34,8 @@ def wrap(run_dir: Path, program: str, **variables: str) -> subprocess.Popen[byte
 
 
 def exit_of(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "failures/attempt_1/rank_00003.exit.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((run_dir / "failures/attempt_1/rank_00003.exit.json").read_text())
+    return record
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -62,10 +62,10 @@ def left_over(run_dir: Path) -> list[processes.Process]:
 def test_the_exit_is_written_down_and_passed_on(tmp_path: Path, program: str, code: int) -> None:
     before = time.monotonic_ns()
     assert wrap(tmp_path, program).wait(20) == code
-    found = exit_of(tmp_path)
-    assert (found["rank"], found["attempt"], found["code"]) == (3, 1, code)
-    assert before < found["time_monotonic_ns"] < time.monotonic_ns()
-    assert found["peak_resident_bytes"] > 2**20
+    record = exit_of(tmp_path)
+    assert (record["rank"], record["attempt"], record["code"]) == (3, 1, code)
+    assert before < record["time_monotonic_ns"] < time.monotonic_ns()
+    assert record["peak_resident_bytes"] > 2**20
 
 
 def test_output_goes_to_the_logs_of_the_rank(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_rank_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     box.mkdir()
     process = wrap(tmp_path, "pass", UPS_BLACKBOX_DIR=str(box))
     assert process.wait(20) == 1
-    found = json.loads((box / "rank_00003.exit.json").read_text())
-    assert found["not_started"].startswith("rank 3 could not be started: ")
-    assert found == exit_of(tmp_path)
+    record = json.loads((box / "rank_00003.exit.json").read_text())
+    assert record["not_started"].startswith("rank 3 could not be started: ")
+    assert record == exit_of(tmp_path)
 
 
 def test_a_process_whose_name_is_cut_inside_a_character_is_seen(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_process_whose_name_is_cut_inside_a_character_is_seen(tmp_path: Path) 
     process = subprocess.Popen([str(program), "60"])
     try:
         wait_for(lambda: processes.is_alive(process.pid))
-        assert process.pid in {found.pid for found in processes.descendants(os.getpid())}
+        assert process.pid in {child.pid for child in processes.descendants(os.getpid())}
     finally:
         process.kill()
         process.wait()

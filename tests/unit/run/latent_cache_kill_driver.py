@@ -85,12 +85,12 @@ def kills(folder: Path, recipe: Recipe, opened: OpenData, wanted: int) -> dict[s
         killed, reported = in_child(work)
         total = total or reported
         if case:
-            kept = len(list(partial_path(root).rglob("*.bin")))
-            found = look(root)
+            rest = len(list(partial_path(root).rglob("*.bin")))
+            content = look(root)
             again = write(root)
             left = sorted(path.name for path in root.parent.iterdir())
             cases.append(
-                {"at": number, "killed": killed, "replacing": replacing, "found": found, "kept": kept, "again": again}
+                {"at": number, "killed": killed, "replacing": replacing, "found": content, "kept": rest, "again": again}
                 | {"left": left}
             )
     return {"old": old, "new": new, "cases": cases}

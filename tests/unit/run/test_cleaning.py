@@ -1,4 +1,4 @@
-"""`ups runs clean` says what it would remove, and never removes what somebody needs."""
+"""`ups runs clean` says what it would remove, and never removes what is needed."""
 
 import json
 from pathlib import Path

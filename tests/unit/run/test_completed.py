@@ -127,12 +127,12 @@ def test_the_last_line_says_how_many_steps_were_done_and_that_the_model_is_not_b
 def test_train_reports_as_json(recipe: ups.Recipe, capfd: pytest.CaptureFixture[str]) -> None:
     ups.fit(recipe, progress=False, engine__max_seconds=1e-6)
     assert command(["train", "runs/small", "--json", "--set", "engine.max_seconds=null"]) == 0
-    found = capfd.readouterr()
-    facts = json.loads(found.out)
+    printed = capfd.readouterr()
+    facts = json.loads(printed.out)
     assert (facts["state"], facts["exit_code"], facts["step"], facts["faults"]) == ("completed", 0, 4, [])
     assert facts["results"][0]["task"] == "wave1d"
     assert Path(facts["bundle"]).is_dir()
-    assert "VERDICT state=completed" in found.err
+    assert "VERDICT state=completed" in printed.err
     assert [text.startswith(NOT_BETTER) for text in facts["warnings"]] == [True]
     assert command(["train", "runs/small", "--json"]) == 0
     again = json.loads(capfd.readouterr().out)

@@ -106,8 +106,8 @@ def test_no_variable_is_kept_for_the_beginning_of_its_name(recipe: Path, monkeyp
 
 def test_user_information_is_cut_out_of_every_url() -> None:
     value = "tcp://user:pa/ss@host:1 https://token@a.b/c?x=@y plain@name"
-    kept = kept_variables({"NCCL_DEBUG": value, "GLOO_SOCKET_IFNAME": "lo"})
-    assert kept == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "tcp://host:1 https://y plain@name"}
+    variables = kept_variables({"NCCL_DEBUG": value, "GLOO_SOCKET_IFNAME": "lo"})
+    assert variables == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "tcp://host:1 https://y plain@name"}
 
 
 def measure(run_dir: Path, config: Recipe) -> None:

@@ -82,8 +82,8 @@ def test_a_condition_for_all_leaves_out_tasks_without_such_a_score() -> None:
     both = [result(), steady]
     assert [one.task for one in judge([condition(metric="drift", at_most=1.0)], both)] == ["a"]
     assert [one.task for one in judge([condition(at_most=1.0, relative_to="persistence")], both)] == ["a"]
-    (nobody,) = judge([condition(metric="drift", at_most=1.0)], [steady])
-    assert (nobody.holds, nobody.says) == (False, "no task has such a score")
+    (unscored,) = judge([condition(metric="drift", at_most=1.0)], [steady])
+    assert (unscored.holds, unscored.says) == (False, "no task has such a score")
 
 
 def test_a_condition_for_a_named_task_fails_without_such_a_score() -> None:

@@ -22,13 +22,13 @@ def test_20_kills_leave_the_old_or_the_new_and_the_next_writer_ends_with_the_sam
     command = [sys.executable, str(DRIVER), str(tmp_path), str(OFFSETS)]
     done = subprocess.run(command, env={**os.environ, **path_with()}, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    cases = found["cases"]
+    document = json.loads(done.stdout)
+    cases = document["cases"]
     assert len(cases) == OFFSETS
     for case in cases:
-        before = found["old"] if case["replacing"] else "none"
-        assert case["found"] in {before, found["new"]}, case
-        assert case["again"] == found["new"], case
+        before = document["old"] if case["replacing"] else "none"
+        assert case["found"] in {before, document["new"]}, case
+        assert case["again"] == document["new"], case
         assert case["left"] == ["latents"], case
     assert sum(case["killed"] for case in cases) >= OFFSETS - 2
     assert any(case["kept"] for case in cases), "kills must fall between the files too"

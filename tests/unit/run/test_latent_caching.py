@@ -54,9 +54,9 @@ def recipe(folder: Path, tasks: list[dict[str, Any]]) -> Recipe:
 
 @pytest.fixture(scope="module")
 def opened(folder: Path, recipe: Recipe) -> Iterator[OpenData]:
-    with open_data(recipe) as found:
-        write_encoder(folder, recipe, found)
-        yield found
+    with open_data(recipe) as data:
+        write_encoder(folder, recipe, data)
+        yield data
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +109,13 @@ def test_losses_from_the_cache_are_those_of_encoding(
     from_cache = changed(recipe, augment=False, decode_weight=decode_weight)
     encoding = changed(recipe, augment=False, decode_weight=decode_weight, cache=None)
     stage = stage_of(from_cache, opened)
-    for kept, fresh in zip(batches(from_cache, opened), batches(encoding, opened), strict=True):
-        assert kept.numbers.tolist() == fresh.numbers.tolist()
-        assert (kept.state.shape == fresh.state.shape) == (decode_weight > 0 or kept.task.steady)
-        assert (kept.target.numel() > 0) == (decode_weight > 0 and kept.task.steady)
-        torch.testing.assert_close(kept.parameters, fresh.parameters)
-        torch.testing.assert_close(kept.dt, fresh.dt)
-        first, second = stage([kept]), stage([fresh])
+    for cached, fresh in zip(batches(from_cache, opened), batches(encoding, opened), strict=True):
+        assert cached.numbers.tolist() == fresh.numbers.tolist()
+        assert (cached.state.shape == fresh.state.shape) == (decode_weight > 0 or cached.task.steady)
+        assert (cached.target.numel() > 0) == (decode_weight > 0 and cached.task.steady)
+        torch.testing.assert_close(cached.parameters, fresh.parameters)
+        torch.testing.assert_close(cached.dt, fresh.dt)
+        first, second = stage([cached]), stage([fresh])
         torch.testing.assert_close(first.total, second.total, rtol=1e-5, atol=1e-5)
         assert first.metrics.keys() == second.metrics.keys()
 
@@ -143,9 +143,9 @@ def test_half_the_bytes_are_read_back_within_the_stated_error(
     assert half.num_bytes * 2 == sum(4 * t.num_latents * int(np.prod(t.shape)) for t in cache.tasks)
     for number, task in enumerate(cache.tasks):
         count = 2 if task.name == "darcy2d" else 3
-        exact, found = (c.latents(number, [1, 4], [0, 0], count) for c in (cache, half.cache))
+        exact, rounded = (c.latents(number, [1, 4], [0, 0], count) for c in (cache, half.cache))
         error = rounding_error(exact[:, :2], dtype, changes=task.name != "darcy2d")
-        relative = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+        relative = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
         assert 0 < relative < 2 * error.of_latent
         assert error.of_latent < {"bfloat16": 2**-8, "float16": 2**-11}[dtype]
         assert error.of_change is None or error.of_change > error.of_latent
@@ -264,12 +264,12 @@ class TestWriting:
         self, recipe: Recipe, opened: OpenData, copied: Path, folder: Path
     ) -> None:
         (copied / COMMITTED_NAME).unlink()
-        for place in (copied, folder / "encoder", folder / "wave1d.zarr"):
-            before = sorted(path.name for path in place.rglob("*"))
+        for target in (copied, folder / "encoder", folder / "wave1d.zarr"):
+            before = sorted(path.name for path in target.rglob("*"))
             with pytest.raises(ConfigError, match="is in the way") as caught:
-                write_latents(recipe, opened, place, "float16", overwrite=True)
+                write_latents(recipe, opened, target, "float16", overwrite=True)
             assert "remove it yourself" in caught.value.hint
-            assert sorted(path.name for path in place.rglob("*")) == before
+            assert sorted(path.name for path in target.rglob("*")) == before
 
     def test_what_is_finished_is_not_encoded_again(
         self, recipe: Recipe, opened: OpenData, cache: LatentCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -325,9 +325,9 @@ class TestWriting:
     ) -> None:
         if kind == "disk":
             usage = shutil.disk_usage(tmp_path)
-            monkeypatch.setattr(latent_cache.shutil, "disk_usage", lambda place: usage._replace(free=1000))
+            monkeypatch.setattr(latent_cache.shutil, "disk_usage", lambda path: usage._replace(free=1000))
         else:
-            monkeypatch.setattr(latent_cache, "_file_system", lambda place: "tmpfs")
+            monkeypatch.setattr(latent_cache, "_file_system", lambda path: "tmpfs")
             monkeypatch.setattr(latent_cache, "_available_memory", lambda: 1000)
         with pytest.raises(DiskFullError, match=rf"\({kind}\) has 0.00 GB free"):
             write_latents(recipe, opened, tmp_path / "latents")
@@ -344,7 +344,7 @@ class TestWriting:
 
 
 def test_it_is_said_whether_a_cache_pays(folder: Path, tasks: list[dict[str, Any]], opened: OpenData) -> None:
-    found = {}
+    gains = {}
     for name in ("latent_operator", "deep_encoder"):
         data = latent_recipe(folder, tasks)
         data["model"] = MODELS[name] | ({"width": 64} if name == "latent_operator" else {"encoder_blocks": 16})
@@ -354,11 +354,11 @@ def test_it_is_said_whether_a_cache_pays(folder: Path, tasks: list[dict[str, Any
         gain = measure_gain(stepper, list(opened.readers), writer.tasks, recipe.stages[0], "float32", writer.num_bytes)
         ratio = gain.encoder_seconds / gain.operator_seconds
         assert 1 + 2 * ratio / 3 > gain.factor > 1  # two steps of the operator for three latents
-        found[name] = gain
-    assert "times as large as the fields" in found["latent_operator"].verdict
-    assert found["deep_encoder"].pays
-    assert "expected" in found["deep_encoder"].verdict
-    poor = replace(found["latent_operator"], factor=1.05)
+        gains[name] = gain
+    assert "times as large as the fields" in gains["latent_operator"].verdict
+    assert gains["deep_encoder"].pays
+    assert "expected" in gains["deep_encoder"].verdict
+    poor = replace(gains["latent_operator"], factor=1.05)
     assert "does not pay" in poor.verdict
 
 

@@ -47,11 +47,11 @@ def test_a_page_has_verdict_scores_gate_tags_and_loss(tmp_path: Path) -> None:
     judged = made_run(tmp_path, "judged")
     note_gate(judged, [{"task": "waves", "condition": "c", "holds": False, "says": "is 3", "value": 3}], "waves: c")
     made_run(tmp_path, "lost", "failed", "signal(SIGSEGV)")
-    found = Elements(page_of(tmp_path))
+    page = Elements(page_of(tmp_path))
     for words in ("good", "completed", "production", "gate failed", "is 3", "signal(SIGSEGV)", "persistence", "∞"):
-        assert words in found.words
-    assert found.names >= {"svg", "polyline", "table"}
-    assert "3 runs" in found.words
+        assert words in page.words
+    assert page.names >= {"svg", "polyline", "table"}
+    assert "3 runs" in page.words
 
 
 def test_a_page_leads_to_runs_and_reports_and_says_what_is_not_better(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_a_page_leads_to_runs_and_reports_and_says_what_is_not_better(tmp_path: 
     addresses = re.findall(r'href="([^"]*)"', page)
     assert addresses == ["./../runs/javascript%3Aalert%281%29%2050%25", addresses[0] + "/report/index.html"]
     assert os.path.normpath(folder / unquote(addresses[1])) == str(named / "report/index.html")
-    found = Elements(page)
-    assert "worse than the training mean" in found.words
-    assert "not better than the best reference" in found.words  # of a score without a verdict in the file
+    elements = Elements(page)
+    assert "worse than the training mean" in elements.words
+    assert "not better than the best reference" in elements.words  # of a score without a verdict in the file
     made_run(tmp_path / "other", "plain")
     assert "report/index.html" not in page_of(tmp_path / "other")
 
@@ -84,10 +84,10 @@ def test_no_name_of_a_run_is_more_than_text(tmp_path: Path) -> None:
         (one / "report").mkdir()
         (one / "report/scores.json").write_text(json.dumps(report))
     page = page_of(tmp_path / "b")
-    found = Elements(page)
-    assert found.names - names.names == {"table", "tr", "th", "td"}
-    assert found.attributes - names.attributes == {"data-head"}
-    assert HOSTILE in found.words
+    elements = Elements(page)
+    assert elements.names - names.names == {"table", "tr", "th", "td"}
+    assert elements.attributes - names.attributes == {"data-head"}
+    assert HOSTILE in elements.words
     assert "default-src 'none'" in page
 
 

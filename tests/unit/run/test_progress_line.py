@@ -37,7 +37,7 @@ def test_a_log_gets_a_line_for_each_part_that_is_done() -> None:
         for done in range(3):
             line.count("scoring ks1d", done, 2)
     lines = [STAMP.fullmatch(line) for line in stream.getvalue().splitlines()]
-    assert [found and found[1] for found in lines] == ["ks1d 3/3 chunks", "scoring ks1d 100 %"]
+    assert [match and match[1] for match in lines] == ["ks1d 3/3 chunks", "scoring ks1d 100 %"]
 
 
 def test_a_log_shows_that_a_long_part_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +60,11 @@ def test_work_that_cannot_count_says_that_it_goes_on(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(progress_line, "LOG_SECONDS", 0.05)
     monkeypatch.setattr(progress_line, "PULSE_SECONDS", 0.02)
     stream, terminal = io.StringIO(), Terminal()
-    for place in (stream, terminal):
-        with ProgressLine(place) as line:
+    for output in (stream, terminal):
+        with ProgressLine(output) as line:
             line.working("plan: estimating")
             end = time.monotonic() + 20
-            while "so far" not in place.getvalue() and time.monotonic() < end:
+            while "so far" not in output.getvalue() and time.monotonic() < end:
                 time.sleep(0.01)
     said = [STAMP.sub(r"\1", line) for line in stream.getvalue().splitlines()]
     assert said[:2] == ["plan: estimating", "plan: estimating, 0 s so far"]

@@ -29,10 +29,10 @@ pytestmark = [
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
-    with serve_s3() as found:
-        for name, value in found.environment.items():
+    with serve_s3() as seaweed:
+        for name, value in seaweed.environment.items():
             monkeypatch.setenv(name, value)
-        yield found
+        yield seaweed
 
 
 def recipe(url: str, seed: int = 1) -> ResolvedRecipe:
@@ -79,10 +79,10 @@ def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: Seaweed, 
     }
     put(bucket, "run.json", json.dumps(forged).encode())
     assert restore_run(empty, resolved.recipe) == 5
-    found = read_run(empty)
-    assert found["overrides"] == {"engine.micro_batch_size": 2}
-    assert (found["blackbox_dir"], found["supervisor_pid"]) == ("", 0)
-    assert found["identity"] == forged["identity"]
+    document = read_run(empty)
+    assert document["overrides"] == {"engine.micro_batch_size": 2}
+    assert (document["blackbox_dir"], document["supervisor_pid"]) == ("", 0)
+    assert document["identity"] == forged["identity"]
     assert restore_run(empty, resolved.recipe) is None  # it has a run: the bucket is not asked
     put(bucket, "run.json", b'{"format": 1}')
     with pytest.raises(CheckpointError, match=r"run\.json cannot be used"):

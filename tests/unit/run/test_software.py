@@ -21,13 +21,13 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    place = tmp_path / "repository"
-    (place / "inside").mkdir(parents=True)
-    (place / "file").write_text("1")
-    git(place, "init", "-q")
-    git(place, "add", ".")
-    git(place, "commit", "-q", "-m", "first")
-    return place
+    folder = tmp_path / "repository"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "file").write_text("1")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    return folder
 
 
 def test_the_commit_is_that_of_git(repository: Path, tmp_path: Path) -> None:

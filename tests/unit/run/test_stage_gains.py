@@ -39,8 +39,8 @@ def test_each_stage_is_compared_with_what_was_there_before_it(tmp_path: Path) ->
         '{"step": 9, "stage": 3, "valid',
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    found = [(r["stage"], r["task"], r["against"], r["before"], r["after"]) for r in stage_gains(tmp_path, RECIPE)]
-    assert found == [
+    gains = [(r["stage"], r["task"], r["against"], r["before"], r["after"]) for r in stage_gains(tmp_path, RECIPE)]
+    assert gains == [
         ("linear", "line", "persistence", 1.0, 0.9),
         ("operator", "line", "the stage before", 0.9, 0.3),
         ("corrector (flow)", "line", "operator alone", 0.2, 0.1),
@@ -50,14 +50,14 @@ def test_each_stage_is_compared_with_what_was_there_before_it(tmp_path: Path) ->
 
 def test_an_ensemble_is_held_to_its_central_member_and_to_the_operator_it_began_with(tmp_path: Path) -> None:
     stages = [{"type": "operator", "steps": 1}, {"type": "corrector", "kind": "ensemble", "steps": 1}]
-    given = RECIPE.model_dump(mode="json", exclude_unset=True) | {
+    document = RECIPE.model_dump(mode="json", exclude_unset=True) | {
         "model": {"type": "multiscale", "noise_size": 4},
         "stages": stages,
     }
     lines = [row(0, line__one_step=0.01), row(1, line__one_step=0.02, line__crps=0.012, line__absolute_error=0.02)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    found = stage_gains(tmp_path, Recipe.model_validate(given))
-    assert [(r["figure"], r["against"], r["before"], r["after"]) for r in found if r["stage"] != "operator"] == [
+    gains = stage_gains(tmp_path, Recipe.model_validate(document))
+    assert [(r["figure"], r["against"], r["before"], r["after"]) for r in gains if r["stage"] != "operator"] == [
         ("CRPS", "its central member", 0.02, 0.012),
         ("one step", "the stage before", 0.01, 0.02),
     ]

@@ -44,7 +44,7 @@ def test_who_has_a_bundle_without_its_data_is_told_what_can_be_done(
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle of somebody else: its recipe names a private path, a cache, a mirror and a server."""
+    """A foreign bundle: its recipe names a private path, a cache, a mirror and a server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(DIRECTORY, raising=False)
     shutil.copytree(STORED / "data", "data")
@@ -175,9 +175,9 @@ ups.fit(ups.load_recipe({str(STORED / "v1")!r}, {changes}, run__name='hasty'), p
     done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     last = done.stdout.splitlines()[-1]
-    found = re.search(r"after (\d+) steps; .*WARNING: far fewer steps than the recipe means: (\d+); rank 0 ", last)
-    assert found is not None, last
-    assert found[1] == found[2]
+    match = re.search(r"after (\d+) steps; .*WARNING: far fewer steps than the recipe means: (\d+); rank 0 ", last)
+    assert match is not None, last
+    assert match[1] == match[2]
     assert "**Warning:** far fewer steps" in (tmp_path / "runs" / "hasty" / "bundle" / "card.md").read_text()
 
 

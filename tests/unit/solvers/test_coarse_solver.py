@@ -28,9 +28,9 @@ CASES = {
 }
 
 
-def error_of(found: np.ndarray, truth: np.ndarray) -> float:
-    assert found.shape == truth.shape
-    return float(np.sqrt(((found - truth) ** 2).mean() / (truth**2).mean()))
+def error_of(solved: np.ndarray, truth: np.ndarray) -> float:
+    assert solved.shape == truth.shape
+    return float(np.sqrt(((solved - truth) ** 2).mean() / (truth**2).mean()))
 
 
 def test_every_task_can_be_started_again():
@@ -46,11 +46,11 @@ def test_a_solver_started_from_a_stored_frame_follows_the_data(name):
     solution = task.solve(Draws(0, name, "test", (0, 1)), resolution, 0 if steady else 4)
     start = np.zeros((2, 0, resolution, resolution)) if steady else solution.state[:, 0].astype(np.float64)
     truth = solution.target[:, None] if steady else solution.state[:, 1:]
-    given = Given(start, solution.static.astype(np.float64), solution.parameters.astype(np.float64))
+    inputs = Given(start, solution.static.astype(np.float64), solution.parameters.astype(np.float64))
     run = RESTARTS[task.spec.name].run
     steps = 1 if steady else 3  # with the given frame as many as were solved for, so that nothing is compiled twice
-    assert error_of(run(task.spec, given, task.spec.dt, steps, fine), truth) < small
-    assert error_of(run(task.spec, given, task.spec.dt, steps, coarse), truth) > large
+    assert error_of(run(task.spec, inputs, task.spec.dt, steps, fine), truth) < small
+    assert error_of(run(task.spec, inputs, task.spec.dt, steps, coarse), truth) > large
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -74,8 +74,8 @@ def test_a_missing_library_is_named_before_anything_is_scored(monkeypatch):
 def test_data_of_others_has_no_solver_and_says_so():
     from tests.support.memory_reader import MemoryReader
 
-    found, reason = own_task(MemoryReader())
-    assert found is None
+    task, reason = own_task(MemoryReader())
+    assert task is None
     assert "not made by one of our solvers" in reason
 
 
@@ -92,6 +92,6 @@ def test_our_data_is_known_under_any_name_and_time_stride_but_not_thinned_in_spa
 
     spec = replace(TASKS["burgers1d"].spec, name="mine")
     assert own_task(Named(spec, Subsampling(time_stride=2)))[0] is TASKS["burgers1d"]
-    found, reason = own_task(Named(spec, Subsampling(space_stride=2)))
-    assert found is None
+    task, reason = own_task(Named(spec, Subsampling(space_stride=2)))
+    assert task is None
     assert "space_stride" in reason

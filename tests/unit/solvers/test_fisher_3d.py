@@ -26,8 +26,8 @@ def test_what_does_not_depend_on_two_axes_is_the_solution_in_1d() -> None:
     wanted = np.fft.irfft(spectral.fisher_kpp(line[None], PARAMETERS[None], 1.0, 0.1, 6)[0], n=32)
     for axis in range(3):
         start = np.moveaxis(np.broadcast_to(line, (32, 32, 32)), -1, axis)
-        found = np.moveaxis(fisher_kpp_3d(start, PARAMETERS, 1.0, 0.1, 6), axis + 1, -1)
-        assert np.abs(found - wanted[:, None, None]).max() < 2e-6
+        frames = np.moveaxis(fisher_kpp_3d(start, PARAMETERS, 1.0, 0.1, 6), axis + 1, -1)
+        assert np.abs(frames - wanted[:, None, None]).max() < 2e-6
 
 
 def test_the_error_falls_with_the_square_of_the_step() -> None:
@@ -40,27 +40,27 @@ def test_the_error_falls_with_the_square_of_the_step() -> None:
 
 
 def test_a_flat_field_grows_as_the_logistic_curve() -> None:
-    found = fisher_kpp_3d(np.full((8, 8, 8), 0.1), PARAMETERS, 1.0, 0.3, 5)
+    frames = fisher_kpp_3d(np.full((8, 8, 8), 0.1), PARAMETERS, 1.0, 0.3, 5)
     grown = np.exp(2.0 * 0.3 * np.arange(5))
     wanted = 0.1 * grown / (1 + 0.1 * (grown - 1))
-    assert found == pytest.approx(np.broadcast_to(wanted[:, None, None, None], found.shape))
+    assert frames == pytest.approx(np.broadcast_to(wanted[:, None, None, None], frames.shape))
 
 
 def test_without_growth_the_mean_stays_and_waves_decay_as_they_should() -> None:
     start = smooth(POINTS)
-    found = fisher_kpp_3d(start, np.array([1e-2, 0.0]), 1.0, 0.5, 3)
-    assert found.mean(axis=(1, 2, 3)) == pytest.approx(start.mean())
-    wave = np.abs(np.fft.fftn(found, axes=(1, 2, 3))[:, 1, 0, 0])
+    frames = fisher_kpp_3d(start, np.array([1e-2, 0.0]), 1.0, 0.5, 3)
+    assert frames.mean(axis=(1, 2, 3)) == pytest.approx(start.mean())
+    wave = np.abs(np.fft.fftn(frames, axes=(1, 2, 3))[:, 1, 0, 0])
     assert wave / wave[0] == pytest.approx(np.exp(-1e-2 * (2 * np.pi) ** 2 * 0.5 * np.arange(3)))
 
 
 def test_the_task_is_stored_within_bounds_and_is_no_task_of_the_benchmark() -> None:
     task = find_task("reacdiff3d")
     draws = Draws(0, "reacdiff3d", "train", (0, 1))
-    found = reacdiff3d(task.spec, draws, 16, 3)
-    assert found.state.shape == (2, 3, 1, 16, 16, 16)
-    assert 0 <= found.state.min() < found.state.max() <= 1
-    assert (found.state[:, 1:].mean(axis=(2, 3, 4, 5)) > found.state[:, :-1].mean(axis=(2, 3, 4, 5))).all()
+    solution = reacdiff3d(task.spec, draws, 16, 3)
+    assert solution.state.shape == (2, 3, 1, 16, 16, 16)
+    assert 0 <= solution.state.min() < solution.state.max() <= 1
+    assert (solution.state[:, 1:].mean(axis=(2, 3, 4, 5)) > solution.state[:, :-1].mean(axis=(2, 3, 4, 5))).all()
     again = reacdiff3d(task.spec, Draws(0, "reacdiff3d", "train", (1,)), 16, 3)
-    assert np.array_equal(found.state[1:], again.state)
+    assert np.array_equal(solution.state[1:], again.state)
     assert "reacdiff3d" not in BENCH_TASKS

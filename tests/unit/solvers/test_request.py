@@ -89,11 +89,11 @@ class TestSummary:
     def test_it_is_what_numpy_says(self):
         request = make_request("advection1d", trajectories=(32, 0, 0), num_frames=3)
         state = np.concatenate([request.solve(c).state for c in request.chunks()]).astype(float)
-        found = self.summary()["train"]["state"]["u"]
-        assert found["mean"] == pytest.approx(state.mean(), abs=1e-9)
-        assert found["std"] == pytest.approx(state.std(), rel=1e-9)
-        assert found["minimum"] == state.min()
-        assert found["change_rms"] == pytest.approx(np.sqrt((np.diff(state, axis=1) ** 2).mean()), rel=1e-9)
+        moments = self.summary()["train"]["state"]["u"]
+        assert moments["mean"] == pytest.approx(state.mean(), abs=1e-9)
+        assert moments["std"] == pytest.approx(state.std(), rel=1e-9)
+        assert moments["minimum"] == state.min()
+        assert moments["change_rms"] == pytest.approx(np.sqrt((np.diff(state, axis=1) ** 2).mean()), rel=1e-9)
 
     def test_equal_data_and_rounding_are_the_same_other_data_are_not(self):
         one = self.summary()

@@ -150,8 +150,8 @@ class TestFisher:
         start = np.exp(-(((x - extent / 2) / 0.05) ** 2))[None]
         coefficients = spectral.fisher_kpp(start, np.array([[nu, rho]]), extent, 1.0, 8)
         u = values(coefficients[0], points)
-        place = [np.interp(-0.5, -f[points // 2 :], x[points // 2 :]) for f in u]
-        speed = place[7] - place[6]
+        fronts = [np.interp(-0.5, -f[points // 2 :], x[points // 2 :]) for f in u]
+        speed = fronts[7] - fronts[6]
         minimal = 2 * np.sqrt(nu * rho)
         # Bramson: the speed at time t is the minimal one less 3 sqrt(nu / rho) / (2 t).
         assert speed == pytest.approx(minimal - 1.5 * np.sqrt(nu / rho) / 6.5, rel=0.02)

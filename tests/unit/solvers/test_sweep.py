@@ -40,7 +40,7 @@ def command(out, *more):
 
 
 def children(pid):
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -48,8 +48,8 @@ def children(pid):
             except OSError:
                 continue
             if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def alive(pid):
@@ -198,8 +198,8 @@ class TestFormats:
         assert reader.task.dt == pytest.approx(request.bench_task.spec.dt, rel=1e-5)
         values = {p.name.lower(): p.minimum for p in reader.task.parameters}
         assert all(values[key] == pytest.approx(value) for key, value in request.fixed.items())
-        places = [*(("train", i) for i in range(8)), ("valid", 0), ("test", 0)]
-        for row, (split, number) in enumerate(places):
+        trajectories = [*(("train", i) for i in range(8)), ("valid", 0), ("test", 0)]
+        for row, (split, number) in enumerate(trajectories):
             window = reader.read(split, number, 0, request.num_frames)
             # PDEBench keeps the height only.
             channels = 1 if name == "swe2d" else None

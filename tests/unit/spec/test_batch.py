@@ -52,8 +52,8 @@ def whole_batch() -> Batch:
 
 def tensors_of(batch: Batch) -> dict[str, torch.Tensor]:
     """Every tensor with a row for each sample, looked for in the fields of the class."""
-    found = {f.name: getattr(batch, f.name) for f in fields(Batch)}
-    return {name: x for name, x in {**found, **batch.extra}.items() if isinstance(x, torch.Tensor)}
+    values = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+    return {name: x for name, x in {**values, **batch.extra}.items() if isinstance(x, torch.Tensor)}
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ def described(frame: np.ndarray, axes: tuple[AxisSpec, ...]) -> dict[str, float]
 
 
 def test_a_sine_has_its_mean_extremes_slope_and_one_band() -> None:
-    found = described(5 + 2 * np.sin(2 * np.pi * 9 * X), LINE)
-    assert found["mean"] == pytest.approx(5)
-    assert (found["least value"], found["greatest value"]) == pytest.approx((3, 7), abs=0.02)
-    assert found["deviation"] == pytest.approx(np.sqrt(2))
-    assert found["steepest rise along x"] == pytest.approx(2 * 2 * np.pi * 9 / 64, rel=0.05)
-    bands = {name: value for name, value in found.items() if "waves" in name}
+    values = described(5 + 2 * np.sin(2 * np.pi * 9 * X), LINE)
+    assert values["mean"] == pytest.approx(5)
+    assert (values["least value"], values["greatest value"]) == pytest.approx((3, 7), abs=0.02)
+    assert values["deviation"] == pytest.approx(np.sqrt(2))
+    assert values["steepest rise along x"] == pytest.approx(2 * 2 * np.pi * 9 / 64, rel=0.05)
+    bands = {name: value for name, value in values.items() if "waves" in name}
     assert bands.pop("RMS of waves 8 to 9 along x") == pytest.approx(np.sqrt(2))
     assert max(bands.values()) < 1e-12
 
@@ -35,9 +35,9 @@ def test_a_sine_has_its_mean_extremes_slope_and_one_band() -> None:
 def test_the_bands_of_an_axis_hold_what_varies_along_it_on_every_grid(space: tuple[int, ...], boundary: str) -> None:
     axes = tuple(AxisSpec(name, boundary) for name, _ in zip("xyz", space, strict=False))  # type: ignore[arg-type]
     frame = np.random.default_rng(0).normal(size=space)
-    found = described(frame, axes)
+    values = described(frame, axes)
     for dim, axis in enumerate(axes):
-        energy = sum(v**2 for name, v in found.items() if "waves" in name and name.endswith(f"along {axis.name}"))
+        energy = sum(v**2 for name, v in values.items() if "waves" in name and name.endswith(f"along {axis.name}"))
         assert energy == pytest.approx((frame - frame.mean(axis=dim, keepdims=True)).var(), rel=1e-9)
 
 

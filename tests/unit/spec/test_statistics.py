@@ -76,5 +76,5 @@ def test_statistics_from_before_ranges_were_measured_are_read_and_written_as_the
     assert "ranges" not in document
     assert Statistics.from_json(document).ranges == {}
     ranges = {"state": (((0.0, 1.0, -0.5, 1.5),),)}
-    found = Statistics.from_json(json.loads(json.dumps(Statistics(ranges=ranges).to_json())))
-    assert found.ranges == ranges
+    statistics = Statistics.from_json(json.loads(json.dumps(Statistics(ranges=ranges).to_json())))
+    assert statistics.ranges == ranges

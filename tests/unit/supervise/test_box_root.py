@@ -1,4 +1,4 @@
-"""The directory of rings in shared memory: it goes with its supervisor, and with nobody else."""
+"""The directory of rings in shared memory: it goes with its supervisor only."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ def test_what_a_link_points_to_is_not_a_checkpoint_of_the_run(run_dir: Path, tmp
 def test_a_checkpoint_that_is_skipped_is_named_with_its_damage(run_dir: Path) -> None:
     (run_dir / "checkpoints/step_00000015/data").write_bytes(bytes(999) + b"1")
     (run_dir / "checkpoints/step_00000010/data").write_bytes(bytes(999))
-    found = find_usable(run_dir)
-    assert (found.step, list(found.damaged)) == (5, [15, 10])
-    assert "data" in found.damaged[15]
-    assert "size" in found.damaged[10]
+    usable = find_usable(run_dir)
+    assert (usable.step, list(usable.damaged)) == (5, [15, 10])
+    assert "data" in usable.damaged[15]
+    assert "size" in usable.damaged[10]
     noted: list[int] = []
     (run_dir / "checkpoints/step_00000005/progress.json").write_text("extra")
     with pytest.raises(CheckpointError, match="none of the 3 checkpoints"):

@@ -27,9 +27,9 @@ def feed(
             if number <= len(queue):
                 step, name = queue[number - 1]
                 record = Record(number, number, Phase.SYNC, step, 0, number, 0, 1, 0.0, 0.0, 0, Mark.NONE)
-                found = log.add(rank, record, name)
-                if found is not None:
-                    return found
+                mismatch = log.add(rank, record, name)
+                if mismatch is not None:
+                    return mismatch
     return None
 
 
@@ -38,26 +38,26 @@ def test_ranks_in_step_are_never_accused() -> None:
 
 
 def test_a_rank_that_skips_one_is_named_by_the_majority() -> None:
-    found = feed(4, 10, skip=(2, 6, 0))
-    assert found is not None
-    assert (found.rank, found.record.step) == (2, 6)
-    assert found.expected == "reduce(gradients)"
+    mismatch = feed(4, 10, skip=(2, 6, 0))
+    assert mismatch is not None
+    assert (mismatch.rank, mismatch.record.step) == (2, 6)
+    assert mismatch.expected == "reduce(gradients)"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("step", [11, 13, 14, 15, 16])
 @pytest.mark.parametrize("position", [0, 1])
 def test_of_two_ranks_the_one_that_left_the_habit_of_both_is_named(rank: int, step: int, position: int) -> None:
-    found = feed(2, 30, skip=(rank, step, position))
-    assert found is not None
-    assert found.rank == rank
+    mismatch = feed(2, 30, skip=(rank, step, position))
+    assert mismatch is not None
+    assert mismatch.rank == rank
 
 
 def test_another_shape_is_another_operation() -> None:
     for rank in (0, 1):
-        found = feed(2, 10, rename=(rank, 4))
-        assert found is not None
-        assert (found.rank, found.operation, found.expected) == (rank, "reduce(gradients)[5]", "reduce(gradients)")
+        wrong = feed(2, 10, rename=(rank, 4))
+        assert wrong is not None
+        assert (wrong.rank, wrong.operation, wrong.expected) == (rank, "reduce(gradients)[5]", "reduce(gradients)")
 
 
 def test_collectives_without_a_name_are_not_compared() -> None:

@@ -32,14 +32,14 @@ def rank(root: Path, number: int, *, code: int | None = None, at_ns: int = 0, **
     return view
 
 
-def found(*views: RankView, oom: bool = False, ended_ns: int | None = None) -> list[RankEnd]:
+def ends(*views: RankView, oom: bool = False, ended_ns: int | None = None) -> list[RankEnd]:
     return rank_ends(views, out_of_memory_kill=oom, ended_ns=ended_ns)
 
 
 def test_the_first_by_time_is_the_cause(tmp_path: Path) -> None:
     late = rank(tmp_path, 0, at_ns=200, cause="exception(KeyError)")
     early = rank(tmp_path, 1, code=-11, at_ns=100)
-    cause = first_cause(found(late, early))
+    cause = first_cause(ends(late, early))
     assert cause is not None
     assert (cause.rank, cause.cause, cause.step, cause.phase) == (1, "signal(SIGSEGV)", 7, "forward")
 
@@ -47,22 +47,22 @@ def test_the_first_by_time_is_the_cause(tmp_path: Path) -> None:
 def test_a_consequence_is_never_the_cause_even_if_it_was_written_first(tmp_path: Path) -> None:
     echo = rank(tmp_path, 0, at_ns=90, cause="exception(RuntimeError)", cascade=True)
     root = rank(tmp_path, 1, code=-9, at_ns=100)
-    cause = first_cause(found(echo, root))
+    cause = first_cause(ends(echo, root))
     assert cause is not None
     assert (cause.rank, cause.cause) == (1, "killed(SIGKILL)")
 
 
 def test_where_all_are_consequences_that_is_what_is_said(tmp_path: Path) -> None:
     views = [rank(tmp_path, n, at_ns=90 - n, cause="exception(RuntimeError)", cascade=True) for n in (0, 1)]
-    cause = first_cause(found(*views))
+    cause = first_cause(ends(*views))
     assert cause is not None
     assert (cause.rank, cause.cause) == (1, "connection_lost")
 
 
 def test_sigkill_is_lack_of_memory_only_if_the_kernel_says_so(tmp_path: Path) -> None:
     view = rank(tmp_path, 0, code=-9, at_ns=100)
-    assert found(view, oom=False)[0].cause == "killed(SIGKILL)"
-    assert found(view, oom=True)[0].cause == "out_of_memory"
+    assert ends(view, oom=False)[0].cause == "killed(SIGKILL)"
+    assert ends(view, oom=True)[0].cause == "out_of_memory"
 
 
 def test_a_wrapper_that_the_kernel_killed_for_memory_is_lack_of_memory(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_wrapper_that_the_kernel_killed_for_memory_is_lack_of_memory(tmp_path:
     started.pid = 1
     for view in (started, never):
         view.notice_unrecorded_death(-9)
-    assert [rank_end.cause for rank_end in found(started, never)] == ["killed(SIGKILL)", "launcher_failed"]
-    assert {rank_end.cause for rank_end in found(started, never, oom=True)} == {"out_of_memory"}
-    assert "before it started the rank" in found(never, oom=True)[0].message
+    assert [rank_end.cause for rank_end in ends(started, never)] == ["killed(SIGKILL)", "launcher_failed"]
+    assert {rank_end.cause for rank_end in ends(started, never, oom=True)} == {"out_of_memory"}
+    assert "before it started the rank" in ends(never, oom=True)[0].message
 
 
 def test_a_wrapper_that_left_by_itself_is_a_failed_launcher(tmp_path: Path) -> None:
@@ -81,13 +81,13 @@ def test_a_wrapper_that_left_by_itself_is_a_failed_launcher(tmp_path: Path) -> N
     view.notice_unrecorded_death(None)
     assert view.alive
     view.notice_unrecorded_death(3)
-    assert [(s.cause, s.message) for s in found(view)] == [
+    assert [(s.cause, s.message) for s in ends(view)] == [
         ("launcher_failed", "the wrapper of rank 0 failed with exit code 3, and the rank died with it")
     ]
 
 
 def test_deaths_that_the_supervisor_caused_are_not_seen(tmp_path: Path) -> None:
-    assert found(rank(tmp_path, 0, code=-9, at_ns=100), ended_ns=50) == []
+    assert ends(rank(tmp_path, 0, code=-9, at_ns=100), ended_ns=50) == []
 
 
 def test_a_crash_is_placed_by_its_dump(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_crash_is_placed_by_its_dump(tmp_path: Path) -> None:
         '  File "/me/kernel.py", line 31 in launch\n'
     )
     Path(f"{stem}.crash.txt").write_text(dump)
-    assert found(view)[0].at == "/me/kernel.py:31"
+    assert ends(view)[0].at == "/me/kernel.py:31"
 
 
 def test_an_abort_of_gloo_is_a_mismatch_or_an_echo_by_what_it_said(tmp_path: Path) -> None:
@@ -109,19 +109,19 @@ def test_an_abort_of_gloo_is_a_mismatch_or_an_echo_by_what_it_said(tmp_path: Pat
     log.write_text(
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n what(): op.preamble.length <= op.nbytes"
     )
-    assert found(view)[0].cause == "collective_mismatch"
+    assert ends(view)[0].cause == "collective_mismatch"
     log.write_text("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\nterminate called")
-    assert found(view)[0].cascade
+    assert ends(view)[0].cascade
 
 
 def test_leaving_early_with_code_0_is_a_fault_and_finishing_is_not(tmp_path: Path) -> None:
-    assert found(rank(tmp_path, 0, code=0, at_ns=100))[0].cause == "early_exit(0)"
+    assert ends(rank(tmp_path, 0, code=0, at_ns=100))[0].cause == "early_exit(0)"
     box = BlackBox.create(ring_path(tmp_path / "box", 1), rank=1, world_size=2, attempt=0, capacity=8)
     box.finish(20)
     (tmp_path / "box/rank_00001.exit.json").write_text(json.dumps({"code": 0, "time_monotonic_ns": 1}))
     done = RankView(tmp_path, tmp_path / "box", 0, 1)
     done.refresh()
-    assert found(done) == []
+    assert ends(done) == []
 
 
 def test_the_rank_that_is_behind_is_found_by_step_and_place_within_it(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_death_that_the_wrapper_is_late_to_record_has_no_reason_and_no_peak_un
             view.notice_unrecorded_death(None)
             time.sleep(0.05)
         wrapper.kill()
-    (end,) = found(view)
+    (end,) = ends(view)
     assert (end.cause, end.message) == ("killed(SIGKILL)", "")
     assert view.exit is not None
     assert "peak_resident_bytes" not in view.exit

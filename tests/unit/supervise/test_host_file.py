@@ -47,7 +47,7 @@ def begin(run_dir: Path, **changes: Any) -> Path:
 
 
 def test_a_head_of_the_same_name_elsewhere_is_not_judged_by_its_process_number(tmp_path: Path) -> None:
-    """Containers often have one name; its number is then somebody else's here."""
+    """Containers often have one name; its number is then that of another process here."""
     begin(tmp_path, machine="another one")
     assert read_run(tmp_path)["state"] == "running"
     begin(tmp_path)
@@ -61,7 +61,7 @@ def test_a_head_that_others_have_lost_is_dead_until_it_writes_again(tmp_path: Pa
     now = path.stat().st_mtime_ns
     os.utime(tmp_path / "hosts/00001.json", ns=(now + 1, now + 1))
     assert json.loads((tmp_path / "hosts/00001.json").read_text())["left"] == "head_lost"
-    found = read_run(tmp_path)
-    assert (found["state"], found["cause"]) == ("died", "supervisor_died")
+    document = read_run(tmp_path)
+    assert (document["state"], document["cause"]) == ("died", "supervisor_died")
     os.utime(path, ns=(now + 2, now + 2))
     assert read_run(tmp_path)["state"] == "running"

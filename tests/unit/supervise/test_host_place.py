@@ -11,10 +11,10 @@ from ups.supervise.options import find_host_info, interface_towards
 
 
 def test_ranks_are_spread_over_hosts_in_their_order() -> None:
-    place = find_host_info(2, 6, 1, "127.0.0.1:29500", "")
-    assert [list(place.ranks_of(number, 6)) for number in range(2)] == [[0, 1, 2], [3, 4, 5]]
-    assert not place.is_head
-    assert place.interface == "lo"
+    host = find_host_info(2, 6, 1, "127.0.0.1:29500", "")
+    assert [list(host.ranks_of(number, 6)) for number in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert not host.is_head
+    assert host.interface == "lo"
 
 
 def test_the_scheduler_says_which_host_this_is() -> None:
@@ -36,9 +36,9 @@ def test_the_scheduler_says_which_host_this_is() -> None:
     ],
 )
 def test_a_place_that_cannot_be_is_refused(changed: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"count": 2, "ranks": 2, "number": 0, "address": "127.0.0.1:29500", "interface": ""}
+    options: dict[str, Any] = {"count": 2, "ranks": 2, "number": 0, "address": "127.0.0.1:29500", "interface": ""}
     with pytest.raises(ConfigError, match=words):
-        find_host_info(**{**given, **changed}, environ={})
+        find_host_info(**{**options, **changed}, environ={})
 
 
 def test_the_interface_is_the_one_on_the_way_to_the_head() -> None:

@@ -215,8 +215,8 @@ def test_a_record_with_an_unknown_phase_or_mark_is_left_out(runs: Path) -> None:
     content = bytearray(path.read_bytes())
     start = blackbox._RECORDS_OFFSET
     body = list(blackbox._BODY.unpack(content[start : start + blackbox._BODY.size]))
-    for place, value in ((8, 200), (9, 77)):
-        wrong = blackbox._BODY.pack(*[value if i == place else v for i, v in enumerate(body)])
+    for index, value in ((8, 200), (9, 77)):
+        wrong = blackbox._BODY.pack(*[value if i == index else v for i, v in enumerate(body)])
         content[start : start + len(wrong) + 4] = wrong + struct.pack("<I", zlib.crc32(wrong))
         path.write_bytes(content)
         with contextlib.closing(BlackBoxReader(path)) as reader:
@@ -246,7 +246,7 @@ def test_a_run_file_that_is_too_large_is_unreadable_at_once(runs: Path) -> None:
     path = runs / "bad" / "run.json"
     path.write_text(path.read_text().rstrip()[:-1] + ',"x":[' + "[]," * 3_000_000 + "[]]}")
     started = time.monotonic()
-    assert [found.name for found, _ in survey_runs(runs)[1]] == ["bad"]
+    assert [path.name for path, _ in survey_runs(runs)[1]] == ["bad"]
     assert time.monotonic() - started < 1
 
 
@@ -259,6 +259,6 @@ def test_a_run_of_many_ranks_and_attempts_stays_readable(tmp_path: Path) -> None
         one = {**fault.document(), "attempt": number, "consequences": [seen] * MAX_CONSEQUENCES}
         file.document["attempts"].append({"number": number, "started": 1.0, "faults": [one]})
     assert not file.save()
-    found = read_run(tmp_path)["attempts"]
-    assert len(found) == 500
-    assert len(found[0]["faults"][0]["consequences"]) == MAX_CONSEQUENCES
+    attempts = read_run(tmp_path)["attempts"]
+    assert len(attempts) == 500
+    assert len(attempts[0]["faults"][0]["consequences"]) == MAX_CONSEQUENCES

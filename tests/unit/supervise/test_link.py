@@ -166,17 +166,17 @@ def test_a_secret_from_the_environment_leaves_no_file(tmp_path: Path, monkeypatc
 
 @contextlib.contextmanager
 def linked(run_dir: Path) -> Iterator[tuple[HeadLink, HostInfo]]:
-    place = HostInfo(0, 2, "n0", "127.0.0.1", free_port(), "lo")
-    with head_link(place, 2, "1.0", run_dir) as link:
-        yield link, place
+    host = HostInfo(0, 2, "n0", "127.0.0.1", free_port(), "lo")
+    with head_link(host, 2, "1.0", run_dir) as link:
+        yield link, host
 
 
-def follower_of(place: HostInfo, run_dir: Path, version: str = "1.0", ranks: int = 2) -> FollowerLink:
-    return FollowerLink(HostInfo(1, 2, "n1", place.address, place.port, "lo"), ranks, version, run_dir)
+def follower_of(head_info: HostInfo, run_dir: Path, version: str = "1.0", ranks: int = 2) -> FollowerLink:
+    return FollowerLink(HostInfo(1, 2, "n1", head_info.address, head_info.port, "lo"), ranks, version, run_dir)
 
 
 def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: Path) -> None:
-    with linked(tmp_path) as (head, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
+    with linked(tmp_path) as (head, host), contextlib.closing(follower_of(host, tmp_path)) as follower:
         head.tell({"what": "begin", "attempt": 0})
         follower.report({"state": "running", "attempt": 0})
         wait_for(lambda: head.peers()[1].report.get("attempt") == 0 and follower.order.get("attempt") == 0)
@@ -200,7 +200,7 @@ def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypat
         answer(self, session, message, now_ns + ahead_ns)
 
     monkeypatch.setattr(HeadLink, "_answer", shifted)
-    with linked(tmp_path) as (_, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
+    with linked(tmp_path) as (_, host), contextlib.closing(follower_of(host, tmp_path)) as follower:
         wait_for(lambda: len(follower._exchanges) >= 3)
         assert abs(follower.head_time_ns(5) - 5 - ahead_ns) < 0.5e9
 
@@ -208,8 +208,8 @@ def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(("options", "words"), [({"version": "2.0"}, "version 2.0"), ({"ranks": 8}, "ranks 8")])
 def test_a_host_that_was_started_differently_is_told_so(tmp_path: Path, options: Any, words: str) -> None:
     with (
-        linked(tmp_path) as (head, place),
-        contextlib.closing(follower_of(place, tmp_path, **options)) as follower,
+        linked(tmp_path) as (head, host),
+        contextlib.closing(follower_of(host, tmp_path, **options)) as follower,
     ):
         wait_for(lambda: follower._refused is not None)
         with pytest.raises(ConfigError, match=words):
@@ -219,15 +219,15 @@ def test_a_host_that_was_started_differently_is_told_so(tmp_path: Path, options:
 
 
 def test_a_stranger_is_refused_and_noted_while_the_host_stays(tmp_path: Path) -> None:
-    with linked(tmp_path) as (head, place), contextlib.closing(follower_of(place, tmp_path)):
+    with linked(tmp_path) as (head, host), contextlib.closing(follower_of(host, tmp_path)):
         wait_for(lambda: head.peers()[1].session)
-        with socket.create_connection((place.address, place.port)) as stranger:
+        with socket.create_connection((host.address, host.port)) as stranger:
             stranger.recv(2048)
             answer = {"challenge": "a" * 64, "who": {"number": 1}, "proof": "0" * 64}
             stranger.sendall((json.dumps(answer) + "\n").encode())
             assert stranger.recv(2048) == b""
         # A second supervisor for the same host, with the secret.
-        with contextlib.closing(follower_of(place, tmp_path)) as second:
+        with contextlib.closing(follower_of(host, tmp_path)) as second:
             wait_for(lambda: second._refused is not None)
         assert head.peers()[1].session is not None
         notes = head.take_notes()
@@ -242,8 +242,8 @@ def test_a_head_that_answers_nothing_is_silent_although_its_port_takes_connectio
     monkeypatch.setattr("ups.supervise.link.HANDSHAKE_SECONDS", 1.0)
     make_secret(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = HostInfo(1, 2, "b", "127.0.0.1", int(server.getsockname()[1]), "lo")
-        with contextlib.closing(follower_of(place, tmp_path)) as follower:
+        host = HostInfo(1, 2, "b", "127.0.0.1", int(server.getsockname()[1]), "lo")
+        with contextlib.closing(follower_of(host, tmp_path)) as follower:
             # Longer than one handshake: waiting for an answer is not standing still.
             wait_for(lambda: follower.silent_seconds > 3.0, seconds=40)
 
@@ -251,31 +251,31 @@ def test_a_head_that_answers_nothing_is_silent_although_its_port_takes_connectio
 def test_half_a_surrogate_pair_of_a_stranger_harms_neither_side(tmp_path: Path) -> None:
     """It is text in JSON, and in no encoding."""
     half = "\ud800" * 40
-    with linked(tmp_path) as (head, place):
+    with linked(tmp_path) as (head, host):
         for answer in (
             {"challenge": half, "who": {}, "proof": half},
             {"challenge": "a" * 64, "who": {}, "proof": half},
         ):
-            with socket.create_connection((place.address, place.port), 5) as stranger:
+            with socket.create_connection((host.address, host.port), 5) as stranger:
                 stranger.sendall((json.dumps(answer) + "\n").encode())
                 while stranger.recv(4096):
                     pass
         wait_for(lambda: len(head.take_notes()) >= 1)
-        with contextlib.closing(follower_of(place, tmp_path)) as follower:
+        with contextlib.closing(follower_of(host, tmp_path)) as follower:
             wait_for(lambda: follower.joined)
     # A follower that met such a head once continues to look for the true one.
     port = free_port()
     make_secret(tmp_path)
     with socket.create_server(("127.0.0.1", port)) as server:
-        place = HostInfo(0, 2, "n0", "127.0.0.1", port, "lo")
-        follower = follower_of(place, tmp_path)
+        host = HostInfo(0, 2, "n0", "127.0.0.1", port, "lo")
+        follower = follower_of(host, tmp_path)
         false_head, _ = server.accept()
         false_head.sendall((json.dumps({"protocol": "ups-link-1", "challenge": half}) + "\n").encode())
         false_head.recv(4096)
         false_head.sendall((json.dumps({"proof": half}) + "\n").encode())
         wait_for(lambda: follower.problem)
         false_head.close()
-    with contextlib.closing(follower), head_link(place, 2, "1.0", tmp_path):
+    with contextlib.closing(follower), head_link(host, 2, "1.0", tmp_path):
         wait_for(lambda: follower.joined)
 
 
@@ -289,8 +289,8 @@ def test_a_frame_that_is_too_long_is_not_counted() -> None:
 
 
 def test_a_host_that_reads_nothing_does_not_hold_up_the_head(tmp_path: Path) -> None:
-    with linked(tmp_path) as (head, place):
-        deaf = Session(socket.create_connection((place.address, place.port), 5))
+    with linked(tmp_path) as (head, host):
+        deaf = Session(socket.create_connection((host.address, host.port), 5))
         who = {"number": 1, "name": "n1", "hosts": 2, "ranks": 2, "version": "1.0", "incarnation": "deaf"}
         secret = read_secret(tmp_path)
         assert secret is not None
@@ -314,11 +314,11 @@ def test_a_host_that_reads_nothing_does_not_hold_up_the_head(tmp_path: Path) -> 
 
 
 def test_an_address_that_is_taken_leaves_no_secret(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = HostInfo(0, 2, "n0", "127.0.0.1", int(taken.getsockname()[1]), "lo")
-        with pytest.raises(MachineError, match="cannot listen"), head_link(place, 2, "1.0", tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host = HostInfo(0, 2, "n0", "127.0.0.1", int(listener.getsockname()[1]), "lo")
+        with pytest.raises(MachineError, match="cannot listen"), head_link(host, 2, "1.0", tmp_path):
             pass
     assert not RunDir(tmp_path).link_secret.exists()
     for _ in range(2):  # and an address is free again at once
-        with head_link(place, 2, "1.0", tmp_path):
+        with head_link(host, 2, "1.0", tmp_path):
             pass

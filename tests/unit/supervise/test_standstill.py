@@ -1,4 +1,4 @@
-"""Standstill: nobody is accused while anybody moves, and then the one who holds up the others."""
+"""Standstill: no rank is blamed while any rank moves, and then the one that delays the others."""
 
 import contextlib
 import json
@@ -126,17 +126,17 @@ def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
     ranks[1].box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.SYNC, 3)
-    found = look(watch, views(ranks), time.monotonic_ns() + 61 * SECOND)
-    assert found is not None
-    assert (found.view.rank, found.kill) == (1, True)
+    standstill = look(watch, views(ranks), time.monotonic_ns() + 61 * SECOND)
+    assert standstill is not None
+    assert (standstill.view.rank, standstill.kill) == (1, True)
 
 
 def test_a_declared_deadline_is_a_cause_of_its_own(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.SAVE, 3, deadline_seconds=30.0)
-    found = learned().look(views(ranks), time.monotonic_ns() + 31 * SECOND)
-    assert found is not None
-    assert (found.cause, found.kill) == ("deadline(save)", True)
+    standstill = learned().look(views(ranks), time.monotonic_ns() + 31 * SECOND)
+    assert standstill is not None
+    assert (standstill.cause, standstill.kill) == ("deadline(save)", True)
 
 
 def test_a_stopped_rank_is_ended_as_soon_as_it_would_be_named_even_in_a_long_phase(ranks: list[Rank]) -> None:
@@ -146,9 +146,9 @@ def test_a_stopped_rank_is_ended_as_soon_as_it_would_be_named_even_in_a_long_pha
     time.sleep(0.2)
     watch, seen, now = learned(), views(ranks), time.monotonic_ns()
     assert look(watch, seen, now) is None
-    found = look(watch, seen, now + 11 * SECOND)
-    assert found is not None
-    assert (found.view.rank, found.cause, found.kill) == (1, "stopped(SIGSTOP)", True)
+    standstill = look(watch, seen, now + 11 * SECOND)
+    assert standstill is not None
+    assert (standstill.view.rank, standstill.cause, standstill.kill) == (1, "stopped(SIGSTOP)", True)
 
 
 def test_a_rank_that_was_continued_is_left_alone(ranks: list[Rank]) -> None:
@@ -177,9 +177,9 @@ def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
             time.sleep(0.05)
         # Rules in which two seconds are long: what matters is who computed in them.
         watch.times.rules = Deadlines(name_floor_seconds=1, name_factor=1, kill_floor_seconds=60)  # type: ignore[misc]
-        found = look(watch, seen, began + 2 * SECOND)
-        assert found is not None
-        assert found.view.rank == 1
+        standstill = look(watch, seen, began + 2 * SECOND)
+        assert standstill is not None
+        assert standstill.view.rank == 1
     finally:
         for rank in (idle, busy):
             rank.process.kill()
@@ -193,12 +193,12 @@ def test_after_a_pause_of_the_whole_job_time_begins_again(ranks: list[Rank]) -> 
     assert watch.look(seen, now + SECOND) is None
     assert watch.look(seen, now + 300 * SECOND) is None, "the watcher did not look for five minutes either"
     assert look(watch, seen, now + 309 * SECOND) is None
-    found = look(watch, seen, now + 311 * SECOND)
-    assert found is not None
-    assert not found.kill
-    found = look(watch, seen, now + 361 * SECOND)
-    assert found is not None
-    assert found.kill
+    standstill = look(watch, seen, now + 311 * SECOND)
+    assert standstill is not None
+    assert not standstill.kill
+    standstill = look(watch, seen, now + 361 * SECOND)
+    assert standstill is not None
+    assert standstill.kill
 
 
 def test_a_rank_that_moved_while_its_stack_was_taken_is_known_to_move(ranks: list[Rank]) -> None:
@@ -219,9 +219,9 @@ def test_a_rank_that_is_ahead_and_waits_in_an_evaluation_excuses_nobody(ranks: l
     watch = learned()
     watch.times.learn(Phase.SYNC, 0.1)
     seen, now = views(ranks), time.monotonic_ns()
-    found = look(watch, seen, now + 11 * SECOND)
-    assert found is not None
-    assert found.view.rank == 1
+    standstill = look(watch, seen, now + 11 * SECOND)
+    assert standstill is not None
+    assert standstill.view.rank == 1
 
 
 def test_a_rank_that_saves_excuses_those_who_wait_for_it(ranks: list[Rank]) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor's own errors and signals: a verdict in any case, and no request where nobody asked."""
+"""The supervisor's own errors and signals: a verdict in any case, and no request that was not made."""
 
 import json
 import os

@@ -31,9 +31,9 @@ def events(run_dir: Path) -> Any:
     pytest.importorskip("tensorboard", reason="needs TensorBoard, to read its files back")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
-    found.Reload()
-    return found
+    accumulator = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    return accumulator
 
 
 def curve(run_dir: Path, name: str) -> dict[int, float]:

@@ -30,8 +30,8 @@ def test_a_run_without_rows_is_a_warning_and_is_said_once(tmp_path: Path, monkey
 
 
 def test_two_trackers_of_a_type_have_two_names() -> None:
-    found = by_name([MlflowConfig(), TensorBoardConfig(), MlflowConfig(experiment="other")])
-    assert list(found) == ["mlflow", "tensorboard", "mlflow-1"]
+    trackers = by_name([MlflowConfig(), TensorBoardConfig(), MlflowConfig(experiment="other")])
+    assert list(trackers) == ["mlflow", "tensorboard", "mlflow-1"]
 
 
 def test_a_missing_package_or_secret_stops_a_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

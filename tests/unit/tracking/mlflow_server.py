@@ -33,15 +33,15 @@ class Server:
 
     def start(self) -> None:
         store = ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--artifacts-destination", "artifacts"]
-        place = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(PROGRAM), "server", *store, *place],
+                [str(PROGRAM), "server", *store, *options],
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # Eight processes for jobs that nobody starts here.
+                # Eight processes for jobs that are never started here.
                 env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             )
         deadline = time.monotonic() + 120
@@ -71,22 +71,22 @@ class Server:
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+            document: dict[str, Any] = json.load(answer)
+        return document
 
     def run(self, experiment: str = "ups") -> dict[str, Any]:
         """The only run of an experiment."""
         known = self.ask(f"experiments/get-by-name?experiment_name={experiment}")["experiment"]["experiment_id"]
-        (found,) = self.ask("runs/search", experiment_ids=[known], max_results=10)["runs"]
-        return dict(found)
+        (run,) = self.ask("runs/search", experiment_ids=[known], max_results=10)["runs"]
+        return dict(run)
 
     def tags(self, experiment: str = "ups") -> dict[str, str]:
         return {tag["key"]: tag["value"] for tag in self.run(experiment)["data"]["tags"]}
 
     def curve(self, name: str, experiment: str = "ups") -> list[tuple[int, float]]:
         run_id = self.run(experiment)["info"]["run_id"]
-        found = self.ask(f"metrics/get-history?run_id={run_id}&metric_key={name}")
-        return [(int(metric.get("step", 0)), metric["value"]) for metric in found.get("metrics", [])]
+        history = self.ask(f"metrics/get-history?run_id={run_id}&metric_key={name}")
+        return [(int(metric.get("step", 0)), metric["value"]) for metric in history.get("metrics", [])]
 
 
 @contextlib.contextmanager

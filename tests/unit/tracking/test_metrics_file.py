@@ -43,8 +43,8 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     path = tmp_path / "metrics.jsonl"
     assert new_rows(path, 0) == ([], 0)
     path.write_bytes(b'{"step": 1}\n{"step')
-    found, offset = new_rows(path, 0)
-    assert (found, offset) == ([{"step": 1}], 12)
+    rows, offset = new_rows(path, 0)
+    assert (rows, offset) == ([{"step": 1}], 12)
     with path.open("ab") as file:
         file.write(b'": 2}\n{"step": 3}\n')
     assert new_rows(path, offset) == ([{"step": 2}, {"step": 3}], 36)

@@ -53,8 +53,8 @@ def test_the_server_has_every_number_and_the_verdict(tmp_path: Path, shared: Ser
     done = lead(run_dir, range(1, 11), ending)
     assert done.returncode == 0, done.stderr
     assert "not complete" not in done.stderr
-    found = shared.run(ending)
-    assert found["info"]["status"] == status
+    record = shared.run(ending)
+    assert record["info"]["status"] == status
     assert shared.curve("loss", ending) == [(step, row(step)["loss"]) for step in range(1, 11)]
     assert shared.curve("valid/wave/one_step", ending) == [(step, step / 4) for step in range(1, 11)]
     tags = shared.tags(ending)
@@ -65,10 +65,10 @@ def test_the_server_has_every_number_and_the_verdict(tmp_path: Path, shared: Ser
     assert tags["ups.stages"] == "operator"
     assert tags["mlflow.source.git.commit"] == "c0ffee"
     assert (tags["group"], tags["team"], tags["first"]) == ("pilot", "flow", "true")
-    assert {"key": "stages.0.steps", "value": "10"} in found["data"]["params"]
+    assert {"key": "stages.0.steps", "value": "10"} in record["data"]["params"]
     assert (
         read_note(run_dir, "mlflow").url
-        == f"{shared.uri}/#/experiments/{found['info']['experiment_id']}/runs/" + (found["info"]["run_id"])
+        == f"{shared.uri}/#/experiments/{record['info']['experiment_id']}/runs/" + (record["info"]["run_id"])
     )
 
 
@@ -114,8 +114,8 @@ def test_a_report_is_attached(tmp_path: Path, shared: Server) -> None:
     (run_dir / "report/index.html").write_text("<html>")
     assert sync(run_dir, ["mlflow"]) == {"mlflow": ""}
     run_id = shared.run("report")["info"]["run_id"]
-    (found,) = shared.ask(f"artifacts/list?run_id={run_id}&path=report")["files"]
-    assert found["path"] == "report/index.html"
+    (file,) = shared.ask(f"artifacts/list?run_id={run_id}&path=report")["files"]
+    assert file["path"] == "report/index.html"
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

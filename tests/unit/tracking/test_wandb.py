@@ -29,8 +29,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log_of(run_dir: Path) -> Path:
-    (found,) = run_dir.glob(f"tracking/wandb/offline-run-*-{RUN_ID}/run-{RUN_ID}.wandb")
-    return found
+    (log,) = run_dir.glob(f"tracking/wandb/offline-run-*-{RUN_ID}/run-{RUN_ID}.wandb")
+    return log
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_a_gate_that_was_not_passed_fails_the_run(run_dir: Path) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    yield found
-    found.close()
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture

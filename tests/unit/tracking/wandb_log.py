@@ -14,21 +14,21 @@ def records(path: Path) -> list[Any]:
     """Every record of a .wandb file."""
     from wandb.proto import wandb_internal_pb2
 
-    data, place, found, part = path.read_bytes(), 7, [], b""  # after its own header
-    while place + 7 <= len(data):
-        left = _BLOCK - place % _BLOCK
+    data, offset, records, part = path.read_bytes(), 7, [], b""  # after its own header
+    while offset + 7 <= len(data):
+        left = _BLOCK - offset % _BLOCK
         if left < 7:
-            place += left
+            offset += left
             continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        part += data[place + 7 : place + 7 + length]
-        place += 7 + length
+        length, kind = struct.unpack("<HB", data[offset + 4 : offset + 7])
+        part += data[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if kind in (1, 4):  # whole, or the last part
             record = wandb_internal_pb2.Record()
             record.ParseFromString(part)
-            found.append(record)
+            records.append(record)
             part = b""
-    return found
+    return records
 
 
 def history(path: Path) -> list[dict[str, Any]]:
@@ -39,8 +39,8 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 def config(path: Path) -> dict[str, Any]:
     """What the run was described with."""
-    (found,) = [record.run for record in records(path) if record.WhichOneof("record_type") == "run"]
-    return {item.key: json.loads(item.value_json) for item in found.config.update}
+    (run,) = [record.run for record in records(path) if record.WhichOneof("record_type") == "run"]
+    return {item.key: json.loads(item.value_json) for item in run.config.update}
 
 
 def exits(path: Path) -> list[int]:

@@ -48,8 +48,8 @@ class Server:
             return {"data": {"model": {**owner, "bucket": self._bucket() if self.lines else None}}}
         if name == "UpsertBucket":
             self.started += 1
-            kept = {key: variables.get(key) for key in ("name", "tags", "groupName")}
-            self.uploads.update({key: value for key, value in kept.items() if value})  # later calls send a part
+            changes = {key: variables.get(key) for key in ("name", "tags", "groupName")}
+            self.uploads.update({key: value for key, value in changes.items() if value})  # later calls send a part
             bucket = {"id": "3", "name": variables["name"], "displayName": "small", "description": None, "config": None}
             bucket |= {"sweepName": None, "project": owner, "historyLineCount": len(self.lines)}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": not self.lines}}}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
 STATISTICS_NAME = RunDir.statistics.name
-# Of a collective: a check that hangs must end before a person gives up.
+# Of a collective: a check that hangs must end before the user gives up.
 TIMEOUT_SECONDS = 60.0
 
 
@@ -105,22 +105,22 @@ def begin_check(name: str) -> Iterator[Report]:
         os._exit(1)
     if rank == 0:
         seconds = round(time.monotonic() - started, 3)
-        found = {"says": report.says, "facts": report.facts, "warnings": report.warnings, "seconds": seconds}
-        _print({"rung": name, "ok": True, "time_ns": time.monotonic_ns(), **found})
+        facts = {"says": report.says, "facts": report.facts, "warnings": report.warnings, "seconds": seconds}
+        _print({"rung": name, "ok": True, "time_ns": time.monotonic_ns(), **facts})
 
 
-def say_failed(report: Report, rank: int | None, time_ns: int, **found: Any) -> None:
+def say_failed(report: Report, rank: int | None, time_ns: int, **facts: Any) -> None:
     """The verdict of a check that failed; rank: None for what is compared over all ranks."""
-    _print({"rung": report.name, "ok": False, "rank": rank, "time_ns": time_ns, "facts": report.facts, **found})
+    _print({"rung": report.name, "ok": False, "rank": rank, "time_ns": time_ns, "facts": report.facts, **facts})
 
 
 def _described(error: Exception) -> dict[str, Any]:
-    found = {"cause": cause_of_error(error), "cascade": is_cascade(error)}
+    cause = {"cause": cause_of_error(error), "cascade": is_cascade(error)}
     if isinstance(error, UpsError):
-        return {"says": error.message, "means": getattr(error, "means", ""), "try": error.hint, **found}
+        return {"says": error.message, "means": getattr(error, "means", ""), "try": error.hint, **cause}
     frame = location_of_error(error)
-    place = f" at {frame.short()}" if frame else ""
-    return {"says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{place}", **found}
+    location = f" at {frame.short()}" if frame else ""
+    return {"says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{location}", **cause}
 
 
 def _print(document: dict[str, Any]) -> None:

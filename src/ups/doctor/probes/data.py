@@ -64,14 +64,14 @@ def check_loader(assignment: Assignment, report: Report) -> None:
         expected = read_batches(recipe, opened, assignment.ranks, workers=0)
         workers = workers_to_try(recipe.data.loader.workers, recipe.data_of(0).blocks_per_step)
         started = time.monotonic()
-        found = read_batches(recipe, opened, assignment.ranks, workers=workers)
+        batches = read_batches(recipe, opened, assignment.ranks, workers=workers)
         seconds = time.monotonic() - started
-    compare_batches(expected, found)
+    compare_batches(expected, batches)
     num_bytes = max(batch_bytes(batch) for batch in expected)
     check_batch_memory(recipe, assignment.ranks, num_bytes, report)
     report.facts |= {"batch_bytes": num_bytes, "workers_tried": workers, "seconds": round(seconds, 2)}
     report.says = (
-        f"{workers} worker processes read {len(found)} batches ({size_text(num_bytes)} each) exactly as this process"
+        f"{workers} worker processes read {len(batches)} batches ({size_text(num_bytes)} each) exactly as this process"
     )
 
 
@@ -91,9 +91,9 @@ def read_batches(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> 
         return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]
 
 
-def compare_batches(expected: list[Batch], found: list[Batch]) -> None:
+def compare_batches(expected: list[Batch], batches: list[Batch]) -> None:
     """Refuse the first difference in any bit."""
-    for number, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
+    for number, (ours, theirs) in enumerate(zip(expected, batches, strict=True)):
         if ours.task.name != theirs.task.name:
             raise CheckFailed(
                 f"batch {number} is of task '{theirs.task.name}' from a worker, of '{ours.task.name}' here"

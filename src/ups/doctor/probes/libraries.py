@@ -59,12 +59,12 @@ def mapped_files(maps: Path = Path("/proc/self/maps")) -> set[str]:
 
 def duplicates(files: Iterable[str]) -> dict[str, list[str]]:
     """Libraries of DEADLY and HARMFUL of which more than one file is loaded: name -> files."""
-    found: dict[str, set[str]] = {}
+    copies: dict[str, set[str]] = {}
     for file in files:
         match = _NAME.fullmatch(os.path.basename(file))
         if match is not None and match[1] in (*DEADLY, *HARMFUL):
-            found.setdefault(match[1], set()).add(os.path.realpath(file))
-    return {name: sorted(paths) for name, paths in sorted(found.items()) if len(paths) > 1}
+            copies.setdefault(match[1], set()).add(os.path.realpath(file))
+    return {name: sorted(paths) for name, paths in sorted(copies.items()) if len(paths) > 1}
 
 
 def check_duplicates(double: dict[str, list[str]], report: Report) -> None:
@@ -132,8 +132,8 @@ def check_devices(torch: Any, ranks: int, driver: str, report: Report) -> None:
 def check_product(torch: Any, index: int) -> None:
     """One matrix product on a device against the CPU."""
     a = torch.arange(256 * 256, dtype=torch.float32).reshape(256, 256) / 65536
-    found = (a.to(f"cuda:{index}").double() @ a.to(f"cuda:{index}").double()).cpu()
-    if not torch.allclose(found, a.double() @ a.double(), rtol=1e-9):
+    product = (a.to(f"cuda:{index}").double() @ a.to(f"cuda:{index}").double()).cpu()
+    if not torch.allclose(product, a.double() @ a.double(), rtol=1e-9):
         raise CheckFailed(
             f"GPU {index} multiplies wrongly",
             means="a broken device, or a driver that does not fit the CUDA of torch",

@@ -61,9 +61,9 @@ def train_alike(
     weights, gradients = map(load_file, paths)
     where = stage_name(recipe, index)
 
-    def after_first(found: dict[str, Tensor]) -> None:
+    def after_first(reduced: dict[str, Tensor]) -> None:
         # Between two steps all ranks are here, so they may compare; a rank that differs would stop the next step.
-        refuse_differences(found, runtime, "ranks hold different gradients after the reduction", **_INDEPENDENT)
+        refuse_differences(reduced, runtime, "ranks hold different gradients after the reduction", **_INDEPENDENT)
         counts = {
             "ranks": runtime.world_size,
             "micro-batches of a rank in a step": parts.loader.batches_in_step(0),
@@ -71,7 +71,7 @@ def train_alike(
             "blocks in a step": recipe.data_of(index).blocks_per_step,
         }
         what = f"the gradient of {counted(runtime.world_size, 'rank')} in {where}"
-        report.facts[f"distance_{index}"] = compare_gradients(found, gradients, what, counts)
+        report.facts[f"distance_{index}"] = compare_gradients(reduced, gradients, what, counts)
 
     capture = Capture(after_first)
     at = Progress(stage_index=index)
@@ -95,15 +95,15 @@ def train_alike(
     return parts.stage
 
 
-def same_rates(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
+def same_rates(rates: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
     """Whether the learning rates of each step and parameter group agree."""
-    pairs = [pair for x, y in zip(found, expected, strict=True) for pair in zip(x, y, strict=True)]
+    pairs = [pair for x, y in zip(rates, expected, strict=True) for pair in zip(x, y, strict=True)]
     return all(abs(a - b) <= 1e-12 * abs(b) for a, b in pairs)
 
 
-def check_same_start(found: dict[str, Tensor], weights: dict[str, Tensor], where: str) -> None:
+def check_same_start(start: dict[str, Tensor], weights: dict[str, Tensor], where: str) -> None:
     """Every rank begins with the weights of the seed."""
-    wrong = [n for n in weights if n not in found or not bool((found[n] == weights[n]).all())]
+    wrong = [n for n in weights if n not in start or not bool((start[n] == weights[n]).all())]
     if wrong:
         raise CheckFailed(
             f"{len(wrong)} parameters begin with other values than on one rank ({where}): {', '.join(wrong[:_SHOWN])}",

@@ -171,9 +171,9 @@ def plain_gradient(parts: Assembled) -> dict[str, Tensor]:
     device, dtype = parts.engine.runtime.device, next(parts.stage.parameters()).dtype
     for _ in range(parts.loader.batches_in_step(0)):
         parts.stage([batch.to(device, dtype) for batch in next(parts.loader)]).total.backward()
-    found = {n: whole(p.grad) for n, p in parts.stage.named_parameters() if p.grad is not None}
+    gradients = {n: whole(p.grad) for n, p in parts.stage.named_parameters() if p.grad is not None}
     parts.stage.zero_grad(set_to_none=True)
-    return found
+    return gradients
 
 
 def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:
@@ -190,10 +190,10 @@ def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dic
     return scores
 
 
-def scored_trajectories(reader: Reader, place: RankInfo, context_frames: int, limit: int) -> Sequence[int]:
+def scored_trajectories(reader: Reader, rank_info: RankInfo, context_frames: int, limit: int) -> Sequence[int]:
     """Trajectories of the valid split that this rank scores, found by scoring them with a model that predicts 0."""
     plan = RolloutPlan(context_frames, 0 if reader.task.steady else context_frames - 1, 1)
-    scores = score_task({"zero": _zero}, reader, place, plan, split="valid", max_trajectories=limit)
+    scores = score_task({"zero": _zero}, reader, rank_info, plan, split="valid", max_trajectories=limit)
     return sorted(scores["zero"].rows)
 
 
@@ -208,17 +208,17 @@ _MEANS = "training on many ranks would not be training on one with the same batc
 
 
 def compare_gradients(
-    found: Mapping[str, Tensor], reference: Mapping[str, Tensor], what: str, counts: Mapping[str, int]
+    gradients: Mapping[str, Tensor], reference: Mapping[str, Tensor], what: str, counts: Mapping[str, int]
 ) -> float:
     """Relative distance of two gradients. Raises CheckFailed if they differ, and says how.
 
     counts: numbers that a wrong scale may be made of, by name ('ranks': 2, 'micro-batches': 4).
     """
-    missing = sorted(reference.keys() ^ found.keys())
+    missing = sorted(reference.keys() ^ gradients.keys())
     if missing:
         raise CheckFailed(f"{what}: only one side has a gradient of {', '.join(missing[:6])}", means=_MEANS)
     names = sorted(reference)
-    mine = torch.cat([found[n].flatten() for n in names])
+    mine = torch.cat([gradients[n].flatten() for n in names])
     truth = torch.cat([reference[n].flatten() for n in names])
     size = float(truth.norm())
     distance = float((mine - truth).norm()) / max(size, 1e-300)
@@ -232,7 +232,7 @@ def compare_gradients(
             hint="the loss of a micro-batch counts with (its samples / samples of the global batch) x ranks, and "
             "gradients are averaged over ranks once, in the last micro-batch",
         )
-    worst = sorted(names, key=lambda n: float((found[n] - reference[n]).norm()), reverse=True)[:4]
+    worst = sorted(names, key=lambda n: float((gradients[n] - reference[n]).norm()), reverse=True)[:4]
     raise CheckFailed(
         f"{what} differs from what it must be by {100 * distance:.3g} % (most in {', '.join(worst)})",
         means=_MEANS,

@@ -134,14 +134,14 @@ def check_samples_of(recipe: Recipe, opened: OpenData, runtime: Runtime, index: 
 
 def planned(loader: Loader, seed: int) -> Seen:
     """What this loader delivers in the first steps, and the draws of its windows, micro-batch by micro-batch."""
-    found: Seen = {}
+    seen: Seen = {}
     for number in itertools.takewhile(lambda n: n < loader.source.first(NUM_STEPS), loader.source.numbers(0)):
         plan = loader.source.plan(number)
         task = loader.source.readers[plan.task].task
-        _, numbers, drawn = found.setdefault((plan.step, plan.slot), (plan.task, [], []))
+        _, numbers, drawn = seen.setdefault((plan.step, plan.slot), (plan.task, [], []))
         numbers.extend(plan.numbers.tolist())
         drawn.extend(draws(task, plan.numbers, plan.step, seed))
-    return found
+    return seen
 
 
 def check_batch(batch_sizes: Sequence[int], everyone: Sequence[Seen], reference: Seen) -> None:

@@ -57,13 +57,13 @@ def check_rehearsal(assignment: Assignment, report: Report) -> None:
     """The steps that `rehearsal.json` in the work directory asks for. Collective: all ranks."""
     settings = json.loads((assignment.work_dir / SETTINGS_NAME).read_text())
     recipe = quick(assignment.run)
-    place = Place(assignment.work_dir / PLACE_NAME.format(RankEnvironment.read().rank))
+    position = Place(assignment.work_dir / PLACE_NAME.format(RankEnvironment.read().rank))
     with Runtime.start(recipe.engine) as runtime:
-        rehearse(assignment, recipe, runtime, settings, place, report)
+        rehearse(assignment, recipe, runtime, settings, position, report)
 
 
 def rehearse(
-    assignment: Assignment, recipe: Recipe, runtime: Runtime, settings: dict[str, Any], place: Place, report: Report
+    assignment: Assignment, recipe: Recipe, runtime: Runtime, settings: dict[str, Any], position: Place, report: Report
 ) -> None:
     """Every stage, or the one that is asked for. Collective: all ranks."""
     asked = settings.get("stage")
@@ -72,15 +72,15 @@ def rehearse(
     total = 0
     with open_run_data(assignment) as opened:
         for index in indexes:
-            place.at(phase="build", stage=index, step=0, module="")
-            hook = Steps(place, numbers, index)
-            at, box = Progress(stage_index=index), PlaceBox.of(place)
+            position.at(phase="build", stage=index, step=0, module="")
+            hook = Steps(position, numbers, index)
+            at, box = Progress(stage_index=index), PlaceBox.of(position)
             with assemble(recipe, opened, runtime, at, hooks=[hook], box=box) as parts:
                 hook.last = steps_to_take(parts, int(settings["steps"]))
                 hook.watch(parts, inside_units=not recipe.engine.compile)
                 still = _COMPILE_SECONDS if recipe.engine.compile else float(settings["still_seconds"])
                 try:
-                    with noticed_standstill(place, still, report):
+                    with noticed_standstill(position, still, report):
                         run_steps(parts)
                 except Exception as error:
                     report.facts |= hook.known(error, stage_name(recipe, index))
@@ -106,15 +106,15 @@ def steps_to_take(parts: Assembled, wanted: int) -> int:
 class Steps(StopAfter):
     """A hook that keeps the numbers of every step and refuses those that are not finite."""
 
-    def __init__(self, place: Place, numbers: list[dict[str, Any]], stage_index: int) -> None:
+    def __init__(self, position: Place, numbers: list[dict[str, Any]], stage_index: int) -> None:
         super().__init__(1)
-        self._place, self._numbers, self._index = place, numbers, stage_index
+        self._position, self._numbers, self._index = position, numbers, stage_index
         self._losses: list[float] = []
         self._windows: dict[str, Any] = {}
 
     def watch(self, parts: Assembled, *, inside_units: bool) -> None:
         """Hook on to the stage: modules, and the losses of its samples."""
-        self._watch = ModuleWatch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
+        self._watch = ModuleWatch(parts.stage, parts.stage.shard_units(), self._position, inside_units=inside_units)
         looked_at(parts, self._windows, self._losses)
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
@@ -130,40 +130,40 @@ class Steps(StopAfter):
         row = {"stage": self._index, "step": step, "loss": sum(self._losses), "gradient_norm": norm}
         self._numbers.append({**row, "batch": self._windows.pop("crc", 0), "gradients": gradients})
         self._losses.clear()
-        self._place.at(phase="step done", step=step, module="")
+        self._position.at(phase="step done", step=step, module="")
         super().after_step(engine, agreed)
 
     def known(self, error: Exception, stage: str) -> dict[str, Any]:
         """What was seen of a failure: its module and windows, as far as they are known."""
-        place, culprit = self._place.values, {}
+        values, culprit = self._position.values, {}
         if isinstance(error, NotFiniteError):
-            culprit = self._watch.found or self._watch.backward_culprit()
-        elif place["phase"] in ("forward", "backward"):
-            inside = self._watch.innermost() or str(place["module"])
-            culprit = {"pass": place["phase"], **self._watch.describe(inside)}
+            culprit = self._watch.fault or self._watch.backward_culprit()
+        elif values["phase"] in ("forward", "backward"):
+            inside = self._watch.innermost() or str(values["module"])
+            culprit = {"pass": values["phase"], **self._watch.describe(inside)}
         seen = {"windows": self._windows.get("bad"), "culprit": culprit}
-        found = {"stage": self._index, "stage_name": stage, "step": place["step"] + 1}
-        return found | {name: value for name, value in seen.items() if value}
+        facts = {"stage": self._index, "stage_name": stage, "step": values["step"] + 1}
+        return facts | {name: value for name, value in seen.items() if value}
 
 
 @contextlib.contextmanager
-def noticed_standstill(place: Place, seconds: float, report: Report) -> Iterator[None]:
+def noticed_standstill(position: Place, seconds: float, report: Report) -> Iterator[None]:
     """Inside, a rank that enters no module for so long says where it stands and leaves: a hang is a finding, too."""
     done = threading.Event()
 
     def look() -> None:
         while not done.wait(0.5):
-            if time.monotonic() - place.changed > seconds:
+            if time.monotonic() - position.changed > seconds:
                 faulthandler.dump_traceback(all_threads=True)
-                at = dict(place.values)
+                at = dict(position.values)
                 report.facts |= {"standing": at, "stage": at["stage"]}
                 says = f"stood still for {seconds:.0f} s in {at['phase']} of step {at['step'] + 1}"
                 # Since when: who waits for it stood still later.
-                since_ns = int(place.changed * 1e9)
+                since_ns = int(position.changed * 1e9)
                 say_failed(report, RankEnvironment.read().rank, since_ns, says=says, cause="stalled")
                 os._exit(1)
 
-    place.at()
+    position.at()
     thread = threading.Thread(target=look, name="standstill", daemon=True)
     thread.start()
     try:
@@ -193,31 +193,31 @@ class Place:
 
 
 class PlaceBox(BlackBox):
-    """The black box of a rehearsal: what the engine says about its phases goes to the place as well."""
+    """The black box of a rehearsal: what the engine says about its phases goes to the position, too."""
 
-    place: Place | None = None
+    position: Place | None = None
 
     def record(self, phase: Phase, *arguments: Any, **named: Any) -> None:
         super().record(phase, *arguments, **named)
-        if self.place is not None:
-            self.place.at(phase=phase.label, module="")
+        if self.position is not None:
+            self.position.at(phase=phase.label, module="")
 
     @classmethod
-    def of(cls, place: Place) -> PlaceBox:
-        """A box that nobody but the place reads."""
+    def of(cls, position: Place) -> PlaceBox:
+        """A box that only the position reads."""
         box = cls.unread()
         assert isinstance(box, PlaceBox)
-        box.place = place
+        box.position = position
         return box
 
 
 class ModuleWatch:
-    """Hooks on all modules of a stage. The first bad number that is found is kept in `found`, and nothing after it."""
+    """Hooks on all modules of a stage. The first bad number becomes `fault`, and nothing after it."""
 
-    def __init__(self, stage: nn.Module, units: Sequence[nn.Module], place: Place, *, inside_units: bool) -> None:
+    def __init__(self, stage: nn.Module, units: Sequence[nn.Module], position: Place, *, inside_units: bool) -> None:
         """inside_units: whether to look into the shard units, too; not if they are compiled, which would be undone."""
-        self.place = place
-        self.found: dict[str, Any] = {}
+        self.position = position
+        self.fault: dict[str, Any] = {}
         self._stack: list[str] = []
         self._names = {id(module): name for name, module in stage.named_modules()}
         self._units = [self._names[id(unit)] for unit in units if id(unit) in self._names]
@@ -256,9 +256,9 @@ class ModuleWatch:
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names[id(module)]
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
-            return  # recomputed in a backward pass, which has its own place
+            return  # recomputed in a backward pass, which has its own position
         self._stack.append(name)
-        self.place.at(phase="forward", module=name)
+        self.position.at(phase="forward", module=name)
         for tensor in tensors_of((args, kwargs)):
             self._follow(tensor, "input", name)
 
@@ -267,18 +267,18 @@ class ModuleWatch:
         if not self._stack or self._stack[-1] != name:
             return
         self._stack.pop()
-        self.place.at(phase="forward", module=self._stack[-1] if self._stack else "")
+        self.position.at(phase="forward", module=self._stack[-1] if self._stack else "")
         outputs = tensors_of(output)
         for tensor in outputs:
             self._follow(tensor, "output", name)
-        if self.found or all_finite(outputs):
+        if self.fault or all_finite(outputs):
             return
-        given = tensors_of((args, kwargs))
+        inputs = tensors_of((args, kwargs))
         own = [n for n, p in module.named_parameters(recurse=False) if not all_finite([p])]
-        self.found = {
+        self.fault = {
             "pass": "forward",
-            "inputs_finite": all_finite(given),
-            "largest_input": largest(given),
+            "inputs_finite": all_finite(inputs),
+            "largest_input": largest(inputs),
             "bad_parameters": own,
             "dtype": str(outputs[0].dtype).removeprefix("torch."),
             **self.describe(name),
@@ -291,7 +291,7 @@ class ModuleWatch:
     def _gradient_hook(self, key: int, kind: str, name: str) -> Callable[[Tensor], None]:
         def look(gradient: Tensor) -> None:
             if kind == "output":
-                self.place.at(phase="backward", module=name)
+                self.position.at(phase="backward", module=name)
             bad = self._bad_gradient
             if bad is not None and bad[0] == key:
                 bad[1].append((kind, name))
@@ -303,12 +303,12 @@ class ModuleWatch:
 
 def tensors_of(values: Any) -> list[Tensor]:
     """All floating point tensors in arguments or results; a batch is looked into as well."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for leaf in _pytree.tree_leaves(values):
         inside = [getattr(leaf, name, None) for name in getattr(leaf, "__dataclass_fields__", ())]
         extra = leaf.extra.values() if isinstance(leaf, Batch) else ()
-        found += [value for value in (leaf, *inside, *extra) if isinstance(value, Tensor)]
-    return [tensor for tensor in found if tensor.is_floating_point()]
+        tensors += [value for value in (leaf, *inside, *extra) if isinstance(value, Tensor)]
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 @torch.no_grad()
@@ -327,23 +327,23 @@ def largest(tensors: Iterable[Tensor]) -> float | None:
 _MOST_SHOWN = 8
 
 
-def looked_at(parts: Assembled, found: dict[str, Any], losses: list[float]) -> None:
-    """From now on every pass of the stage leaves its loss in `losses`, and in `found` a checksum of what was read
+def looked_at(parts: Assembled, windows: dict[str, Any], losses: list[float]) -> None:
+    """From now on every pass of the stage leaves its loss in `losses`, and in `windows` a checksum of what was read
     (`crc`) and the first bad windows (`bad`).
     """
     stage, compute = parts.stage, parts.stage.sample_losses
 
     def sample_losses(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         for batch in batches:
-            found["crc"] = checksum(batch, found.get("crc", 0))
+            windows["crc"] = checksum(batch, windows.get("crc", 0))
             if rows := _bad_rows([getattr(batch, name) for name in _FIELDS]):
-                found.setdefault("bad", described(parts, batch, rows, "values that are not finite"))
+                windows.setdefault("bad", described(parts, batch, rows, "values that are not finite"))
         results = compute(batches)
         for batch, result in zip(batches, results, strict=True):
             rows = _bad_rows([result["loss"].detach()])
             # All of them: the windows are not to blame.
             if 0 < len(rows) < batch.num_samples:
-                found.setdefault("bad", described(parts, batch, rows, "a loss that is not finite"))
+                windows.setdefault("bad", described(parts, batch, rows, "a loss that is not finite"))
         return results
 
     stage.sample_losses = sample_losses  # type: ignore[method-assign]
@@ -351,7 +351,7 @@ def looked_at(parts: Assembled, found: dict[str, Any], losses: list[float]) -> N
 
 
 def described(parts: Assembled, batch: Batch, rows: Sequence[int], what: str) -> dict[str, Any]:
-    """Task and places of some windows of a batch."""
+    """Task and locations of some windows of a batch."""
     source = parts.loader.source
     task = next(n for n, reader in enumerate(source.readers) if reader.task.name == batch.task.name)
     trajectories, starts = source.indexes[task].locate_all(batch.numbers[list(rows)].numpy())

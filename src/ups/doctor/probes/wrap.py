@@ -121,13 +121,13 @@ def check_checkpoint(assignment: Assignment, report: Report) -> None:
         started = time.monotonic()
         checkpointer.save_now(tensors, Progress(step=1))
         seconds = time.monotonic() - started
-        found = checkpointer.find()
-        if found is None:
+        saved = checkpointer.find()
+        if saved is None:
             raise CheckFailed(f"the checkpoint that was just committed in {folder} is not found")
         with torch.no_grad():
             for tensor in tensors.values():
                 local(tensor).zero_()
-        checkpointer.load(found[0], tensors)
+        checkpointer.load(saved[0], tensors)
         after = {name: digest(local(tensor)) for name, tensor in tensors.items()}
     wrong = sorted(name for name in before if before[name] != after[name])
     if wrong:

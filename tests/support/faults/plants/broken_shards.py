@@ -7,7 +7,7 @@ _seen = []
 
 
 def fully_shard(module, **settings):
-    found = _shard(module, **settings)
+    sharded = _shard(module, **settings)
     _seen.append(module)
     if len(_seen) == 2:
 
@@ -15,7 +15,7 @@ def fully_shard(module, **settings):
             raise RuntimeError("size of tensor a (16) must match the size of tensor b (8)")
 
         module.register_forward_pre_hook(refuse)
-    return found
+    return sharded
 
 
 strategies.fully_shard = fully_shard

@@ -6,10 +6,10 @@ _start = worker_pool._start
 
 
 def start(number, rank, payload):
-    found = _start(number, rank, payload)
+    worker = _start(number, rank, payload)
     if number == 1:
-        found.process.kill()
-    return found
+        worker.process.kill()
+    return worker
 
 
 worker_pool._start = start

@@ -10,10 +10,10 @@ def accumulate(self, batches, number):
     if number == 2:
         decoder = [p for name, p in self.parameters.items() if ".decoder." in name]
         hooks = [parameter.register_hook(lambda gradient: 1.01 * gradient) for parameter in decoder]
-    found = _accumulate(self, batches, number)
+    result = _accumulate(self, batches, number)
     for hook in hooks:
         hook.remove()
-    return found
+    return result
 
 
 Engine._accumulate = accumulate

@@ -6,10 +6,10 @@ _to = Batch.to
 
 
 def to(self, *args, **kwargs):
-    found = _to(self, *args, **kwargs)
+    batch = _to(self, *args, **kwargs)
     if self.task.name == "still":
-        found.static[self.numbers == 3] = float("nan")
-    return found
+        batch.static[self.numbers == 3] = float("nan")
+    return batch
 
 
 Batch.to = to

@@ -7,8 +7,8 @@ from ups.data.sampler import Cut
 _of = Cut.of.__func__
 
 
-def of(cls, batch_size, place, micro_batch_size=None):
-    return replace(_of(cls, batch_size, place, micro_batch_size), rank=0)
+def of(cls, batch_size, rank_info, micro_batch_size=None):
+    return replace(_of(cls, batch_size, rank_info, micro_batch_size), rank=0)
 
 
 Cut.of = classmethod(of)

@@ -5,8 +5,8 @@ from ups.data.permutation import Permutation
 _forward = Permutation.forward
 
 
-def forward(self, places, passes=0):
-    return _forward(self, places, 0)
+def forward(self, positions, passes=0):
+    return _forward(self, positions, 0)
 
 
 Permutation.forward = forward

@@ -1,4 +1,4 @@
-"""The learning rate grows with the number of ranks, and nobody asked for it."""
+"""The learning rate grows with the number of ranks, without a setting for it."""
 
 import os
 

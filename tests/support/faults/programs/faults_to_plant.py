@@ -57,7 +57,7 @@ def _several(key: str) -> list[Any]:
 
 
 def person_code() -> None:
-    """What a mistake in somebody's reader looks like."""
+    """What a mistake in a user's reader looks like."""
     raise FileNotFoundError("shard_0003.h5")
 
 
@@ -78,7 +78,7 @@ def signal_itself() -> None:
 
 
 def kill_wrapper() -> None:
-    """End the parent of this rank, which goes with it; what the rank has started is then nobody's child."""
+    """End the parent of this rank, which goes with it; what the rank has started is then an orphan."""
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(3600)
 

@@ -33,8 +33,8 @@ class Group:
     """Connections of all ranks to rank 0."""
 
     def __init__(self) -> None:
-        place = urlsplit(os.environ["UPS_RENDEZVOUS"])
-        there = (str(place.hostname), int(place.port or 0))
+        address = urlsplit(os.environ["UPS_RENDEZVOUS"])
+        there = (str(address.hostname), int(address.port or 0))
         if RANK:
             self._peers = [self._reach(there)]
         else:

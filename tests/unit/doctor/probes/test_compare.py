@@ -11,8 +11,8 @@ COUNTS = {"ranks": 4, "micro-batches": 3}
 
 
 def test_rounding_is_no_difference() -> None:
-    found = {name: tensor * (1 + 1e-13) for name, tensor in REFERENCE.items()}
-    assert compare_gradients(found, REFERENCE, "the gradient", COUNTS) < 1e-12
+    gradients = {name: tensor * (1 + 1e-13) for name, tensor in REFERENCE.items()}
+    assert compare_gradients(gradients, REFERENCE, "the gradient", COUNTS) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -24,23 +24,23 @@ def test_rounding_is_no_difference() -> None:
     ],
 )
 def test_a_wrong_denominator_is_reported_from_other_differences(factor: float, words: str) -> None:
-    found = {name: tensor * factor for name, tensor in REFERENCE.items()}
+    gradients = {name: tensor * factor for name, tensor in REFERENCE.items()}
     with pytest.raises(CheckFailed) as caught:
-        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(gradients, REFERENCE, "the gradient", COUNTS)
     assert words in caught.value.message
     assert "denominator" in caught.value.means
 
 
 def test_other_differences_name_the_parameters() -> None:
-    found = {**REFERENCE, "b": REFERENCE["b"] + torch.arange(6.0, dtype=torch.float64).reshape(3, 2) * 0.01}
+    gradients = {**REFERENCE, "b": REFERENCE["b"] + torch.arange(6.0, dtype=torch.float64).reshape(3, 2) * 0.01}
     with pytest.raises(CheckFailed, match="most in b, a"):
-        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(gradients, REFERENCE, "the gradient", COUNTS)
 
 
 def test_a_gradient_of_millionths_of_the_whole_is_still_compared() -> None:
-    found = {**REFERENCE, "b": REFERENCE["b"] * (1 + 1e-5)}
+    gradients = {**REFERENCE, "b": REFERENCE["b"] * (1 + 1e-5)}
     with pytest.raises(CheckFailed):
-        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(gradients, REFERENCE, "the gradient", COUNTS)
 
 
 def test_a_missing_gradient_is_named() -> None:
@@ -49,6 +49,6 @@ def test_a_missing_gradient_is_named() -> None:
 
 
 def test_nothing_is_equal_to_not_a_number() -> None:
-    found = {**REFERENCE, "b": REFERENCE["b"] * float("nan")}
+    gradients = {**REFERENCE, "b": REFERENCE["b"] * float("nan")}
     with pytest.raises(CheckFailed):
-        compare_gradients(found, REFERENCE, "the gradient", COUNTS)
+        compare_gradients(gradients, REFERENCE, "the gradient", COUNTS)

@@ -17,9 +17,9 @@ def test_two_builds_are_seen_under_any_name() -> None:
         "/env/sklearn.libs/libgomp-a34b3233.so.1.0.0",
         "/usr/lib/libc.so.6",
     ]
-    found = duplicates(files)
-    assert set(found) == {"libhdf5", "libgomp"}
-    assert len(found["libhdf5"]) == 2
+    copies = duplicates(files)
+    assert set(copies) == {"libhdf5", "libgomp"}
+    assert len(copies["libhdf5"]) == 2
 
 
 def test_one_file_mapped_many_times_is_no_duplicate() -> None:

@@ -49,14 +49,14 @@ def test_the_innermost_module_with_finite_inputs_and_bad_output_is_named(tmp_pat
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), Divides()), nn.Linear(2, 2))
     watch = watched(model, tmp_path)
     model(torch.ones(3, 2))
-    assert (watch.found["module"], watch.found["pass"], watch.found["inputs_finite"]) == ("1.1", "forward", True)
+    assert (watch.fault["module"], watch.fault["pass"], watch.fault["inputs_finite"]) == ("1.1", "forward", True)
 
 
 def test_arithmetic_outside_of_every_child_is_that_of_the_parent(tmp_path: Path) -> None:
     model = nn.Sequential(Outer())
     watch = watched(model, tmp_path)
     model(torch.ones(3, 2))
-    assert watch.found["module"] == "0"
+    assert watch.fault["module"] == "0"
 
 
 def test_weights_that_are_not_finite_are_said_to_be_the_reason(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_weights_that_are_not_finite_are_said_to_be_the_reason(tmp_path: Path) -
         model[1].weight[0, 0] = float("inf")
     watch = watched(model, tmp_path)
     model(torch.ones(3, 2))
-    assert (watch.found["module"], watch.found["bad_parameters"]) == ("1", ["weight"])
+    assert (watch.fault["module"], watch.fault["bad_parameters"]) == ("1", ["weight"])
 
 
 def test_a_gradient_that_is_not_finite_is_pinned_to_the_backward_pass_of_its_module(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_gradient_that_is_not_finite_is_pinned_to_the_backward_pass_of_its_mod
         model[0].bias.zero_()  # the root of 0 is finite, its slope is not
     watch = watched(model, tmp_path)
     model(torch.ones(3, 2)).sum().backward()
-    assert not watch.found
+    assert not watch.fault
     culprit = watch.backward_culprit()
     assert (culprit["module"], culprit["pass"]) == ("1.1", "backward")
 
