@@ -14,7 +14,6 @@ Lightning brings (its strategies, loggers, checkpoints) takes the place of our s
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from ups.run.trained import Trained
 from ups.run.warm_start import stepper_at
 from ups.spec.batch import Batch, RankInfo
 from ups.training.averages import follow
-from ups.training.optim import Ema, build_optimizer, clip_factor, learning_rate, set_learning_rate, trainable
+from ups.training.optim import Ema, GradientJudge, build_optimizer, learning_rate, set_learning_rate, trainable
 from ups.training.progress import Progress
 from ups.training.stages import pass_measured
 
@@ -92,6 +91,7 @@ class StageModule(LightningModule):
         self.ema: Ema | None = None
         self._saved: dict[str, Any] = {}
         self._seen: list[dict[str, Tensor]] = []
+        self._judge = GradientJudge(self._config.optim)
 
     def configure_optimizers(self) -> Optimizer:
         return build_optimizer(self._config.optim, trainable(self.stage.named_parameters()), self.stage.matrices())
@@ -100,6 +100,8 @@ class StageModule(LightningModule):
         return batch.to(device, weight_dtype(self._engine.precision))
 
     def on_fit_start(self) -> None:
+        if self.stage.averages is not None:
+            self.stage.averages.move_to(self.device)
         if self._engine.ema.enabled:
             self.ema = Ema(self._engine.ema, trainable(self.stage.named_parameters()))
         if self.progress.stage_step:
@@ -136,25 +138,20 @@ class StageModule(LightningModule):
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         gradients = [p.grad for p in self.stage.parameters() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        self.progress.skipped_in_row = 0 if math.isfinite(norm) else self.progress.skipped_in_row + 1
-        if not math.isfinite(norm):
-            self.progress.skipped += 1
+        norm = torch.nn.utils.get_total_norm(gradients).double()
+        self._judge.judge(self.progress, norm, gradients)
+        self._judge.read(self.progress)
+        if self.progress.skipped_in_row:
             optimizer.zero_grad(set_to_none=True)  # reduced already: every rank leaves this step out
-            return
-        factor = clip_factor(self._config.optim, norm, self.progress)
-        if factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
 
     def on_train_batch_end(self, outputs: Any, batch: StepBatches, batch_idx: int) -> None:
         self.progress.stage_step += 1
         self.progress.step += 1
         if self.progress.skipped_in_row:
             return
-        follow(self.stage.averages, self._seen, self.device, self.trainer.world_size > 1)
-        self.progress.updates += 1
+        follow(self.stage.averages, self._seen, self.trainer.world_size > 1)
         if self.ema is not None:
-            self.ema.update(self.progress.updates)
+            self.ema.update(self.progress.stage_step)
 
     def on_train_end(self) -> None:
         if self.progress.stage_step < self.num_steps:

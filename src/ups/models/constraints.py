@@ -66,10 +66,17 @@ def _wave(points: int, shape: Sequence[int]) -> Tensor:
     return (1.0 - 2.0 * (torch.arange(points) % 2)).reshape(*shape)
 
 
-def by_cells(x: Tensor, batch: Batch) -> Tensor:
-    """x (B, C, *S) on the grid of a batch, points counting by their cells: its mean is that of the field."""
-    weights = point_weights(batch.task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
-    return x if weights is None else x * torch.from_numpy(weights).to(x)
+def by_cells(x: Tensor, batch: Batch, constants: Constants) -> Tensor:
+    """x (B, C, *S) on the grid of a batch, points counting by their cells: its mean is that of the field.
+
+    constants: of one set of data, in which a task has one grid of a size.
+    """
+
+    def weights() -> Tensor:
+        found = point_weights(batch.task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
+        return torch.ones(()) if found is None else torch.from_numpy(found)
+
+    return x * constants.get(weights, ("cells", batch.task.name, batch.space), x.device, x.dtype)
 
 
 def conserved_channels(task: TaskSpec) -> list[int]:
@@ -279,7 +286,6 @@ def _faces(medium: Tensor, dim: int) -> Tensor:
     return torch.cat([ends[0], inner, ends[1]], dim=dim)
 
 
-@functools.lru_cache(maxsize=8)
 def _sine_matrix(cells: int) -> Tensor:
     """(waves, cells), orthonormal: sines that are 0 half a cell beyond the first and the last center."""
     wave, place = torch.arange(1, cells + 1, dtype=torch.float64), torch.arange(cells, dtype=torch.float64) + 0.5
@@ -289,13 +295,17 @@ def _sine_matrix(cells: int) -> Tensor:
 
 
 def _sines(cells: int, like: Tensor) -> Tensor:
-    return _sine_matrix(cells).to(device=like.device, dtype=like.dtype)
+    return _constants.get(functools.partial(_sine_matrix, cells), ("sines", cells), like.device, like.dtype)
 
 
 def _eigenvalues(cells: int, like: Tensor) -> Tensor:
     """(waves,): of the second difference with those boundaries."""
-    wave = torch.arange(1, cells + 1, dtype=torch.float64)
-    return (4 * torch.sin(math.pi * wave / (2 * cells)).square()).to(device=like.device, dtype=like.dtype)
+
+    def values() -> Tensor:
+        wave = torch.arange(1, cells + 1, dtype=torch.float64)
+        return 4 * torch.sin(math.pi * wave / (2 * cells)).square()
+
+    return _constants.get(values, ("eigenvalues", cells), like.device, like.dtype)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

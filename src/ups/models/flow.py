@@ -24,7 +24,7 @@ from ups.config.model import ModelConfig
 from ups.errors import ConfigError
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput
-from ups.models.normalization import keyed_normal, wide
+from ups.models.normalization import Constants, keyed_normal, wide
 from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
 from ups.models.warm_start import NamedRows, UnitChange
@@ -59,6 +59,7 @@ class FlowNetwork(Network):
         self.inner = inner
         self.fit = GridFit(config.grid_divisor)
         self._tasks = {task.name: flow_task(task) for task in tasks}
+        self._constants = Constants()
         self.row_names = [(t.name, c) for t in tasks for c in t.channel_names(t.predicted)]
         # A parameter, so that checkpoints hold it; no stage asks for its gradient. 1 until it is measured.
         self.scale = nn.Parameter(torch.ones(len(self.row_names)), requires_grad=False)
@@ -109,7 +110,9 @@ class FlowNetwork(Network):
 
     def size(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): the usual size of a residual, in the units of predictions."""
-        rows = torch.tensor([n for n, name in enumerate(self.row_names) if name[0] == task.name], device=like.device)
+        rows = self._constants.index(
+            lambda: [n for n, name in enumerate(self.row_names) if name[0] == task.name], task.name, like.device
+        )
         return self.scale[rows].to(like.dtype).reshape(-1, *[1] * task.num_spatial_dims)
 
     def is_trained(self, task: TaskSpec | None = None) -> bool:

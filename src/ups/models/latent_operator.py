@@ -31,6 +31,7 @@ from ups.models.blocks import (
     windowed_partition,
 )
 from ups.models.network import Network, NetworkInput, NetworkWithLatents
+from ups.models.normalization import Constants
 from ups.models.vocabulary import BOUNDARIES, MAX_AXES, Channels, Vocabulary, patch_rows
 from ups.models.warm_start import NamedRows
 from ups.spec.task import AxisSpec, TaskSpec
@@ -215,8 +216,7 @@ class GridEncoder(nn.Module):
         space = values.shape[2:]
         grid = [points // self.patch_size for points in space]
         device = values.device
-        slots = torch.tensor(channels.slots, device=device)
-        ids = torch.tensor(self.vocabulary.channel_ids(channels.names), device=device)
+        slots, ids = (_rows(n, device) for n in (channels.slots, self.vocabulary.channel_ids(channels.names)))
         weight = self.table[slots, ids, self.rows[len(space)]].flatten(0, 1)  # (F * p^d, D)
         patches = patchify(values.to(weight.dtype), self.patch_size, grid)  # (B, *N, F * p^d)
         tokens: Tensor = patches @ weight * len(channels.names) ** -0.5
@@ -260,7 +260,7 @@ class GridDecoder(nn.Module):
         """(B, *N, Z) -> (B, C, *S), one channel per name."""
         if self.lift is not None and self.mixing is not None:
             tokens = self.mixing(self.lift(tokens), [axis.periodic for axis in task.axes])
-        ids = torch.tensor(self.vocabulary.channel_ids(names), device=tokens.device)
+        ids = _rows(self.vocabulary.channel_ids(names), tokens.device)
         weight = self.table[ids, self.rows[tokens.ndim - 2]].flatten(0, 1)  # (C * p^d, D)
         return unpatchify(tokens.to(weight.dtype) @ weight.T, self.patch_size, len(names))
 
@@ -272,6 +272,7 @@ _LOG_SCALE = 3.0
 _TYPICAL_LOG2_POINTS = 6.0
 
 _NUM_WAVES = 8
+_constants = Constants()
 _FEATURES_PER_AXIS = 2 * _NUM_WAVES + 2
 
 
@@ -304,7 +305,7 @@ class Conditioning(nn.Module):
         rows += [len(OWN_SCALARS) + i for i in self.vocabulary.parameter_ids(names)]
         values += parameters.unbind(1)
         scalars = torch.stack([v.to(dtype) for v in values], dim=1)  # (B, K)
-        index = torch.tensor(rows, device=device)
+        index = _rows(rows, device)
         features = scalars[:, :, None] * self.scalar_slope[index] + self.scalar_offset[index]  # (B, K, D)
         embedded = nn.functional.silu(features).sum(1) * len(rows) ** -0.5  # (B, D)
         absent = ["absent"] * (MAX_AXES - len(task.axes))
@@ -312,9 +313,9 @@ class Conditioning(nn.Module):
         if any(isinstance(axis.boundary, tuple) for axis in task.axes):
             last = self._boundaries([*(axis.ends[1] for axis in task.axes), *absent], device)
             # Turned by one place: otherwise a wall and then an open end would be the same as the other way round.
-            differ = torch.tensor([[axis.ends[0] != axis.ends[1]] for axis in task.axes] + [[False]] * len(absent))
-            boundaries = torch.where(differ.to(device), (boundaries + last.roll(1, dims=-1)) / 2, boundaries)
-        task_index = torch.tensor([self.vocabulary.task_id(task.name)], device=device)
+            differ = _rows([*(axis.ends[0] != axis.ends[1] for axis in task.axes), *[False] * len(absent)], device)
+            boundaries = torch.where(differ[:, None] > 0, (boundaries + last.roll(1, dims=-1)) / 2, boundaries)
+        task_index = _rows([self.vocabulary.task_id(task.name)], device)
         fixed = self.task[task_index] + boundaries.sum(0)  # (1, D)
         mixed: Tensor = self.mix(embedded + fixed)
         return mixed
@@ -322,9 +323,14 @@ class Conditioning(nn.Module):
     def _boundaries(self, kinds: Sequence[str], device: torch.device) -> Tensor:
         """(axes, D), a kind for each axis."""
         # An unknown boundary takes some row times 0: it says nothing, and the table stays in the graph.
-        kind_index = torch.tensor([BOUNDARIES.index(k) if k in BOUNDARIES else 0 for k in kinds], device=device)
-        known = torch.tensor([[k in BOUNDARIES] for k in kinds], device=device)  # (axes, 1)
-        return self.boundary[torch.arange(MAX_AXES, device=device), kind_index] * known
+        kind_index = _rows([BOUNDARIES.index(k) if k in BOUNDARIES else 0 for k in kinds], device)
+        known = _rows([k in BOUNDARIES for k in kinds], device)  # (axes,)
+        return self.boundary[torch.arange(MAX_AXES, device=device), kind_index] * known[:, None]
+
+
+def _rows(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Row numbers, or flags, as a tensor that is made once."""
+    return _constants.index(lambda: list(numbers), tuple(numbers), device)
 
 
 def position_features(center: Tensor, axis: AxisSpec, translation: bool) -> Tensor:

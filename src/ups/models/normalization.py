@@ -101,7 +101,12 @@ class Normalization(nn.Module):
         """(B, P) physical -> normalized; the logarithm first where the parameter has a log scale."""
         x = wide(parameters)
         if any(p.scale == "log" for p in task.parameters):
-            logs = torch.tensor([p.scale == "log" for p in task.parameters], device=x.device)
+            logs = self._columns.get(
+                lambda: torch.tensor([p.scale == "log" for p in task.parameters]),
+                ("logs", self.vocabulary.task_id(task.name)),
+                x.device,
+                torch.bool,
+            )
             x = torch.where(logs, torch.log(torch.where(logs, x, 1.0)), x)
         mean, std = self._mean_std("parameter", task, x, 1)
         return (x - mean) / std
@@ -109,11 +114,16 @@ class Normalization(nn.Module):
     def relative_parameters(self, task: TaskSpec, parameters: Tensor) -> Tensor:
         """(B, P) physical -> in units of the largest magnitude of the range that the task declares."""
         x = wide(parameters)
-        largest = torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters], dtype=x.dtype)
+        largest = self._columns.get(
+            lambda: torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters]),
+            ("largest", self.vocabulary.task_id(task.name)),
+            x.device,
+            x.dtype,
+        )
         # A parameter without a declared range: its usual size.
         mean, std = self._mean_std("parameter", task, x, 1)
         usual = _rms(mean, std)[0]
-        return x / torch.where(largest.to(x.device) > 0, largest.to(x.device), usual)
+        return x / torch.where(largest > 0, largest, usual)
 
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): standard deviation of the state, in physical units, for tensors (..., C, *S)."""

@@ -158,8 +158,7 @@ def _step(
     gradients = [p.grad for p in engine.parameters.values() if p.grad is not None]
     rehearsal.gradient_bytes = _bytes(gradients)
     watch.operations.clear()
-    strategy.gradient_norm(gradients)
-    engine._update(1)
+    engine._update(engine._judged(gradients), 1)
     rehearsal.update = list(watch.operations)
     del gradients
     return watch.mark()
@@ -210,8 +209,8 @@ def fake_tensors() -> contextlib.AbstractContextManager[Any]:
     return mode
 
 
-def make_fake(stage: Stage, batches: Sequence[Batch], dtype: torch.dtype) -> None:
-    """Replace parameters and buffers of a stage, built on the meta device, by fake tensors on the CPU.
+def make_fake(stage: Stage, batches: Sequence[Batch], dtype: torch.dtype, device: torch.device = _CPU) -> None:
+    """Replace parameters and buffers of a stage, built on the meta device, by fake tensors on a device.
 
     To be called inside `fake_tensors()`.
 
@@ -221,12 +220,12 @@ def make_fake(stage: Stage, batches: Sequence[Batch], dtype: torch.dtype) -> Non
         for batch in batches:
             stage._augmentation.moves_of(batch)  # looks at coordinates: kept by the stage, by task and grid
     # From averages of losses, which a fake stage has none of; a number changes neither bytes nor arithmetic.
-    stage.task_factor = lambda task: 1.0  # type: ignore[method-assign]
+    stage.task_factor = lambda task: None  # type: ignore[method-assign]
     made: dict[int, Any] = {}
 
     def fake(tensor: Tensor) -> Tensor:
         kind = dtype if tensor.dtype.is_floating_point else tensor.dtype
-        return torch.empty(tensor.shape, dtype=kind)
+        return torch.empty(tensor.shape, dtype=kind, device=device)
 
     for module in stage.modules():
         for name, parameter in module._parameters.items():

@@ -22,7 +22,7 @@ _MOST = 10.0
 
 
 class TaskAverages:
-    """Moving averages of the loss of each task, float64 on the host. Not a module: no strategy must see its tensor."""
+    """Moving averages of the loss of each task, float64. Not a module: no strategy must see its tensor."""
 
     def __init__(self, start: Mapping[str, float], memory: float) -> None:
         """start: task -> the loss of a prediction of nothing."""
@@ -30,6 +30,10 @@ class TaskAverages:
         self.start = torch.tensor(list(start.values()), dtype=torch.float64)
         self.values = self.start.clone()
         self.memory = memory
+
+    def move_to(self, device: torch.device) -> None:
+        """To where the losses are, so that weighing them waits for nothing."""
+        self.start, self.values = self.start.to(device), self.values.to(device)
 
     @torch.no_grad()
     def update(self, sums: Tensor) -> None:
@@ -39,13 +43,14 @@ class TaskAverages:
         # far above a prediction of nothing counts as such.
         seen = (sums[:, 1] > 0) & means.isfinite()
         means = torch.minimum(means, _MOST * self.start)
-        self.values[seen] += (1 - self.memory) * (means - self.values)[seen]
+        followed = self.values + (1 - self.memory) * (means - self.values)
+        torch.where(seen, followed, self.values, out=self.values)
 
-    def factor(self, task: str, alpha: float) -> float:
-        """What the loss of a task is multiplied by: P^(alpha - 1) / average^alpha."""
+    def factor(self, task: str, alpha: float) -> Tensor:
+        """What the loss of a task is multiplied by, (): P^(alpha - 1) / average^alpha."""
         at = self.tasks.index(task)
-        first, now = float(self.start[at]), max(float(self.values[at]), 1e-12)
-        return float(first ** (alpha - 1.0) / now**alpha)
+        factor: Tensor = self.start[at] ** (alpha - 1.0) / self.values[at].clamp_min(1e-12) ** alpha
+        return factor
 
     def was_seen(self, task: str) -> bool:
         """Whether a step had samples of a task."""
@@ -58,20 +63,24 @@ class TaskAverages:
         return float(self.values[at] / self.start[at])
 
 
-def follow(
-    averages: TaskAverages | None, seen: Sequence[Mapping[str, Tensor]], device: torch.device, distributed: bool
-) -> None:
+def counted(metrics: Mapping[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
+    """Metrics of a micro-batch if `counts` () holds, else those of no sample."""
+    pairs = torch.where(counts, torch.stack([pair.double() for pair in metrics.values()]), 0.0)
+    return dict(zip(metrics, pairs.unbind(), strict=True))
+
+
+def follow(averages: TaskAverages | None, seen: Sequence[Mapping[str, Tensor]], distributed: bool) -> None:
     """Bring the averages up to date with the metrics of one step's micro-batches. Collective then: all ranks."""
     if averages is None:
         return
-    sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64, device=device)
+    sums = averages.values.new_zeros(len(averages.tasks), 2)
     for at, task in enumerate(averages.tasks):
         for metrics in seen:
             if (pair := metrics.get(f"train/{task}/loss")) is not None:
                 sums[at] += pair
     if distributed:
         dist.all_reduce(sums)
-    averages.update(sums.cpu())
+    averages.update(sums)
 
 
 class Meters:
@@ -92,7 +101,8 @@ class Meters:
     def reduce(self) -> dict[str, float]:
         """Means over all samples of all ranks since the last call. Collective: all ranks, once.
 
-        Every rank has counted the same names, because a micro-batch holds the same tasks on all ranks.
+        Every rank has counted the same names, because a micro-batch holds the same tasks on all ranks. What no sample
+        was counted for has no mean.
         """
         names = sorted(self._sums)
         if not names:
@@ -100,6 +110,5 @@ class Meters:
         packed = torch.stack([self._sums[n].to(self._device) for n in names])
         if self._distributed:
             dist.all_reduce(packed)
-        means = (packed[:, 0] / packed[:, 1]).tolist()
         self._sums.clear()
-        return dict(zip(names, means, strict=True))
+        return {name: total / number for name, (total, number) in zip(names, packed.tolist(), strict=True) if number}

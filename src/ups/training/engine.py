@@ -8,11 +8,11 @@ No rank issues a collective after an error: an exception leaves the loop and the
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from ups.config.schema import EngineConfig
@@ -23,20 +23,25 @@ from ups.distributed.strategies import Strategy, autocast, locals_of, weight_dty
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
-from ups.training.averages import Meters, follow
+from ups.training.averages import Meters, counted, follow
 from ups.training.optim import (
     Ema,
+    GradientJudge,
     build_optimizer,
-    clip_factor,
     learning_rate,
     optimizer_tensors,
     set_learning_rate,
     trainable,
+    update,
 )
 from ups.training.progress import Budget, Progress, StopRequests
 from ups.training.stages import LossModule, pass_measured
 
 COMPILE_SECONDS = 3600.0
+# Steps after which the engine reads what gradients were, if no hook asked before.
+_MOST_UNREAD = 1000
+
+logger = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
@@ -103,6 +108,10 @@ class Engine:
         self.optimizer = build_optimizer(length.optim, self.parameters, self.stage.matrices())
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
+        if self.stage.averages is not None:
+            self.stage.averages.move_to(runtime.device)
+        self._judge = GradientJudge(length.optim)
+        # Of the last step that was read.
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self.windows = 0  # trained on since this process started, over all ranks
@@ -113,7 +122,8 @@ class Engine:
     def run(self) -> int:
         """Train to the end of the stage; returns 0, or the signal that all ranks agreed to leave with.
 
-        Collective: all ranks. Raises TrainingError when too many steps in a row are not finite.
+        Collective: all ranks. Raises TrainingError when too many steps in a row are not finite. On an accelerator no
+        step waits for it: what gradients were is read when a hook or the end asks (`read_gradients`).
         """
         progress = self.progress
         if not progress.total_steps and self.length.steps:
@@ -137,10 +147,11 @@ class Engine:
 
             self.learning_rate = learning_rate(self.length.optim, progress.done)
             set_learning_rate(self.optimizer, self.learning_rate)
-            finite = self._accumulate(batches, number)
-            if finite:
-                self._update(number)
-            self._count(finite)
+            self._update(self._accumulate(batches, number), number)
+            progress.stage_step += 1
+            progress.step += 1
+            if self._judge.num_unread >= _MOST_UNREAD:
+                self.read_gradients()
 
             agreed = agreement.read()
             if self.length.budget_seconds is not None:
@@ -153,9 +164,11 @@ class Engine:
             for hook in self.hooks:
                 hook.after_step(self, agreed)
             if agreed.stop:
+                self.read_gradients()
                 self.stop_requests.ask_to_stop(agreed.stop)
                 return agreed.stop
 
+        self.read_gradients()
         self._end()
         return 0
 
@@ -206,8 +219,9 @@ class Engine:
         elapsed, total = budget.propose(self.progress) if self.runtime.is_first else (0, 0)
         return Status(self.stop_requests.stop, int(self.stop_requests.take_save()), elapsed, total, self.gradient_norm)
 
-    def _accumulate(self, batches: Iterator[tuple[Batch, ...]], number: int) -> bool:
-        """Gradients of one global batch, summed exactly by the weights of its samples; whether their norm is finite."""
+    def _accumulate(self, batches: Iterator[tuple[Batch, ...]], number: int) -> Tensor:
+        """Gradients of one global batch, summed exactly by the weights of its samples; () whether their norm is
+        finite."""
         self.optimizer.zero_grad(set_to_none=True)
         stage, last = self.progress.stage_index, self.loader.batches_in_step(self.progress.stage_step) - 1
         seen: list[dict[str, Tensor]] = []
@@ -234,24 +248,41 @@ class Engine:
         self.box.issue("gradient_norm", Phase.SYNC, number, stage)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         # Reduced already, so every rank judges the same number and all skip the same step.
-        self.gradient_norm = float(self.strategy.gradient_norm(gradients))
-        if not math.isfinite(self.gradient_norm):
-            return False
-        factor = clip_factor(self.length.optim, self.gradient_norm, self.progress)
-        if factor != 1.0:
-            with torch.no_grad():
-                torch._foreach_mul_(locals_of(gradients), factor)
+        finite = self._judged(gradients)
+        seen = [counted(metrics, finite) for metrics in seen]
         for metrics in seen:
             self.meters.add(metrics)
-        self._follow_tasks(seen, number)
-        return True
-
-    def _follow_tasks(self, seen: Sequence[dict[str, Tensor]], number: int) -> None:
-        """Bring the stage's averages of the tasks' losses up to date, if it keeps any. Collective then: all ranks."""
         averages, distributed = self.stage.averages, self.runtime.control_group is not None
         if averages is not None and distributed:
-            self.box.issue("reduce(task_losses)", Phase.SYNC, number, self.progress.stage_index)
-        follow(averages, seen, self.runtime.device, distributed)
+            self.box.issue("reduce(task_losses)", Phase.SYNC, number, stage)
+        follow(averages, seen, distributed)
+        return finite
+
+    def _judged(self, gradients: list[Tensor]) -> Tensor:
+        """Clip reduced gradients in place; () whether their norm is finite. Collective: all ranks, for fsdp."""
+        return self._judge.judge(self.progress, self.strategy.gradient_norm(gradients), locals_of(gradients))
+
+    def read_gradients(self) -> None:
+        """Bring `progress` up to date with what gradients were, and name the steps that were skipped.
+
+        Waits for the device. Raises TrainingError when too many steps in a row were not finite.
+        """
+        in_row, skipped = self.progress.skipped_in_row, []
+        norms = self._judge.read(self.progress)
+        for step, norm in enumerate(norms, self.progress.step - len(norms) + 1):
+            self.gradient_norm = norm
+            if math.isfinite(norm):
+                in_row = 0
+                continue
+            in_row += 1
+            skipped.append(str(step))
+            if in_row >= self.config.max_skipped_steps:
+                raise TrainingError(
+                    f"{in_row} steps in a row had a gradient norm that is not finite, the last at step {step}",
+                    hint="lower stages.optim.learning_rate, set engine.precision=float32, or check the data for NaN",
+                )
+        if skipped:
+            logger.warning("left out steps whose gradient norm was not finite: %s", ", ".join(skipped))
 
     def _next(self, batches: Iterator[tuple[Batch, ...]], number: int) -> tuple[Batch, ...]:
         """The next micro-batch. A loader has no end; one that ends has another number of batches than its peers."""
@@ -264,25 +295,11 @@ class Engine:
                 hint="every rank must get the same number of batches: a loader repeats its data and never ends",
             ) from None
 
-    def _update(self, number: int) -> None:
+    def _update(self, finite: Tensor, number: int) -> None:
         self.box.record(Phase.OPTIMIZER, number, self.progress.stage_index)
-        self.optimizer.step()
-        self.progress.updates += 1
+        update(self.optimizer, finite)
         if self.ema is not None:
-            self.ema.update(self.progress.updates)
-
-    def _count(self, finite: bool) -> None:
-        progress = self.progress
-        progress.stage_step += 1
-        progress.step += 1
-        progress.skipped_in_row = 0 if finite else progress.skipped_in_row + 1
-        progress.skipped += not finite
-        if progress.skipped_in_row >= self.config.max_skipped_steps:
-            raise TrainingError(
-                f"{progress.skipped_in_row} steps in a row had a gradient norm that is not finite, the last at step "
-                f"{progress.step}",
-                hint="lower stages.optim.learning_rate, set engine.precision=float32, or check the data for NaN",
-            )
+            self.ema.update(self.progress.stage_step + 1)
 
     def warm_up(self) -> None:
         """Run one pass whose gradients are thrown away, where the strategy's first reduction differs from later ones.

@@ -62,6 +62,7 @@ class SaveHook(Hook):
             deadline_seconds=SAVE_DEADLINE_SECONDS,
             usual_seconds=self._checkpointer.longest_seconds,
         )
+        engine.read_gradients()
         save = self._checkpointer.save_now if wait else self._checkpointer.save
         save(engine.state_tensors(), progress)
         for hook in engine.hooks:
@@ -128,6 +129,7 @@ class LogHook(Hook):
         progress = engine.progress
         engine.box.issue("reduce(metrics)", Phase.SYNC, progress.step, progress.stage_index)
         means = engine.meters.reduce()
+        engine.read_gradients()
         engine.box.loss = means.get("loss", float("nan"))
         now = time.monotonic()
         step, windows, since = self._since or (progress.step, engine.windows, now)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.distributed.strategies import local, locals_of
@@ -45,6 +44,8 @@ class Muon(torch.optim.Optimizer):
         group["rate_ratio"] = matrix_learning_rate / learning_rate
         super().__init__([group], {})
         self._matrices = self.param_groups[0]
+        # () float: where it is not 0, a step changes nothing. What torch calls it in its fused optimizers.
+        self.found_inf: Tensor | None = None
         self._adamw = torch.optim.AdamW(list(others), lr=learning_rate, betas=betas, fused=True) if others else None
         if self._adamw is not None:
             self._adamw.state = self.state
@@ -69,31 +70,37 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._adamw is not None:
+            self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
             self._adamw.step()
         rate, decay = self._matrices["lr"], self._matrices["weight_decay"]
-        moved = in_use([p for p in self._matrices["params"] if p.grad is not None])
+        moved = [p for p in self._matrices["params"] if p.grad is not None]
         if not moved:
             return loss
+        used = in_use(moved)
+        if self.found_inf is not None:
+            used &= self.found_inf.to(used.device) == 0
         gradients = locals_of([p.grad for p in moved if p.grad is not None])
         buffers = locals_of([self.state[p]["momentum_buffer"] for p in moved])
-        torch._foreach_lerp_(buffers, gradients, 1 - MOMENTUM)
-        directions = torch._foreach_lerp(gradients, buffers, MOMENTUM)
-        if decay:
-            torch._foreach_mul_(locals_of(moved), 1 - rate * decay)
-        for parameter, direction in zip(moved, directions, strict=True):
+        momenta = torch._foreach_lerp(buffers, gradients, 1 - MOMENTUM)
+        directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        for parameter, buffer, momentum, direction, moves in zip(
+            moved, buffers, momenta, directions, used.unbind(), strict=True
+        ):
+            weights = local(parameter)
             size = _UPDATE_SIZE * math.sqrt(max(parameter.shape[0], parameter.numel() // parameter.shape[0]))
-            local(parameter).add_(orthogonal_part(parameter, direction), alpha=-rate * size)
+            decayed = weights * (1 - rate * decay) if decay else weights
+            there = torch.add(decayed, orthogonal_part(parameter, direction), alpha=-rate * size)
+            torch.where(moves, momentum, buffer, out=buffer)
+            torch.where(moves, there, weights, out=weights)
         return loss
 
 
-def in_use(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-    """Those whose gradient is not zero: a matrix that no task of a step uses stays as it is.
+def in_use(parameters: list[nn.Parameter]) -> Tensor:
+    """(number of parameters,) bool: whose gradient is not zero. A matrix that no task of a step uses stays as it is.
 
     Its momentum has a direction still, and the length of an update does not shrink with it. The same on all ranks, and
-    collective where parameters are sharded. Reading the result waits for the device once.
+    collective where parameters are sharded.
     """
-    if not parameters:
-        return []
     # Sums of magnitudes: that of a rank which has no row of a matrix is 0, and that of small numbers is not.
     sizes = torch.stack(
         [size.float() for size in torch._foreach_norm(locals_of([p.grad for p in parameters if p.grad is not None]), 1)]
@@ -103,9 +110,7 @@ def in_use(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
         for dim in range(mesh.ndim):
             torch.distributed.all_reduce(whole, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
         sizes = whole.to(sizes.device)
-    if is_fake(sizes):  # a rehearsal without numbers
-        return parameters
-    return [p for p, used in zip(parameters, (sizes != 0).tolist(), strict=True) if used]
+    return sizes != 0
 
 
 def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:

@@ -174,27 +174,72 @@ def trainable(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Paramet
 
 
 _MEMORY = 0.95
-# Norms of the first updates fall fast and are few: no mean to be relative to.
-_FIRST_UPDATES = 20
+# Norms of the first steps fall fast and are few: no mean to be relative to.
+_FIRST_STEPS = 20
 
 
-def clip_factor(config: OptimConfig, norm: float, progress: Progress) -> float:
-    """What a finite gradient of this norm is to be multiplied by (1: left as it is); counts the norm in `progress`.
+class GradientJudge:
+    """Judges the gradient of each step: how much it is clipped, and whether the step counts.
 
-    A norm above the relative limit counts as the limit: an outlier must not raise the limit for the next one.
+    The numbers stay on the device, so that no step waits for it, until `read` counts them in the progress.
     """
-    limits = [config.clip_norm] if config.clip_norm > 0 else []
-    if config.clip_ratio > 0:
-        counted = norm
-        # Gradients that were all zero so far (of steps without a task that a stage trains) say nothing.
-        if progress.updates >= _FIRST_UPDATES and progress.mean_norm > 0:
-            relative = config.clip_ratio * progress.mean_norm
-            limits.append(relative)
-            counted = min(norm, relative)
-        first = progress.updates == 0
-        progress.mean_norm = counted if first else _MEMORY * progress.mean_norm + (1 - _MEMORY) * counted
-    limit = min(limits, default=norm)
-    return limit / (norm + 1e-6) if limit < norm else 1.0
+
+    def __init__(self, config: OptimConfig) -> None:
+        self._config = config
+        self._norms: list[Tensor] = []
+        self._mean: Tensor | None = None  # () moving average of the norm
+
+    @property
+    def num_unread(self) -> int:
+        """Steps since the last `read`."""
+        return len(self._norms)
+
+    @torch.no_grad()
+    def judge(self, progress: Progress, norm: Tensor, gradients: list[Tensor]) -> Tensor:
+        """Clip the gradients of this norm (float64), in place. Returns () bool: whether the norm is finite.
+
+        progress: as it was before the step. A norm above the relative limit counts as the limit: an outlier must not
+        raise the limit for the next one.
+        """
+        self._norms.append(norm)
+        finite = norm.isfinite()
+        mean = torch.full_like(norm, progress.mean_norm) if self._mean is None else self._mean
+        limit = torch.full_like(norm, self._config.clip_norm or math.inf)
+        if self._config.clip_ratio > 0:
+            # Gradients that were all zero so far (of steps without a task that a stage trains) say nothing.
+            counted = norm
+            if progress.stage_step >= _FIRST_STEPS:
+                relative = torch.where(mean > 0, self._config.clip_ratio * mean, math.inf)
+                limit, counted = torch.minimum(limit, relative), torch.minimum(norm, relative)
+            followed = torch.where(mean > 0, _MEMORY * mean + (1 - _MEMORY) * counted, counted)
+            mean = torch.where(finite, followed, mean)
+        self._mean = mean
+        if self._config.clip_norm > 0 or self._config.clip_ratio > 0:
+            factor = torch.where(limit < norm, limit / (norm + 1e-6), 1.0)
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype))
+        return finite
+
+    def read(self, progress: Progress) -> list[float]:
+        """Norms of the steps since the last call, now counted in `progress`. Waits for the device."""
+        if self._mean is None:
+            return []
+        *norms, progress.mean_norm = torch.stack([*self._norms, self._mean]).tolist()
+        self._norms.clear()
+        for norm in norms:
+            progress.count(math.isfinite(norm))
+        return norms
+
+
+def update(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    """One step of the optimizer if `finite` () holds; else weights and state stay bitwise as they are.
+
+    Muon and AdamW decide that on the device. SGD and optimizers of plugins cannot: the host waits for the answer.
+    """
+    if isinstance(optimizer, Muon | torch.optim.AdamW):
+        optimizer.found_inf = (~finite).float()  # type: ignore[union-attr]
+        optimizer.step()
+    elif bool(finite):
+        optimizer.step()
 
 
 class Ema:
@@ -208,7 +253,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, num_updates: int) -> None:
-        """Move the average toward the weights, after the `num_updates`-th optimizer step (from 1).
+        """Move the average toward the weights, after the `num_updates`-th step (from 1), skipped ones included.
 
         The memory is short at first, so that the initial weights are forgotten quickly.
         """

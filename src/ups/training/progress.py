@@ -128,6 +128,12 @@ class Progress:
             mark_ppm=int(1e6 * used),
         )
 
+    def count(self, finite: bool) -> None:
+        """What became of one step."""
+        self.updates += finite
+        self.skipped += not finite
+        self.skipped_in_row = 0 if finite else self.skipped_in_row + 1
+
     @property
     def done(self) -> float:
         """Part of the stage that is done after the step in work."""

@@ -34,7 +34,7 @@ from ups.distributed.strategies import Spreadable, gathered, set_rows
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.constraints import by_cells, conserved_channels
 from ups.models.flow import FLOW, STUDENT, flow_of
-from ups.models.normalization import wide
+from ups.models.normalization import Constants, wide
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import LOSSES, STAGES
@@ -71,8 +71,9 @@ class LossModule(Spreadable, ABC):
         weight = 0.0
         metrics: dict[str, Tensor] = {}
         for batch, losses in zip(batches, self.sample_losses(batches), strict=True):
-            factor = batch.sample_weight * self.task_factor(batch.task)
-            part = losses["loss"].sum() * factor
+            part = losses["loss"].sum() * batch.sample_weight
+            if (factor := self.task_factor(batch.task)) is not None:
+                part = part * factor.to(part.dtype)
             total = part if total is None else total + part
             weight += batch.sample_weight * batch.num_samples
             for name, values in losses.items():
@@ -84,9 +85,9 @@ class LossModule(Spreadable, ABC):
         metrics["loss"] = sum_and_count(total.detach(), weight)
         return Losses(total, metrics)
 
-    def task_factor(self, task: TaskSpec) -> float:
-        """What the losses of a task are multiplied by."""
-        return 1.0
+    def task_factor(self, task: TaskSpec) -> Tensor | None:
+        """() What the losses of a task are multiplied by; None for 1."""
+        return None
 
     def measure(self, on: bool) -> None:
         """Whether the passes that follow are to be measured."""
@@ -219,8 +220,8 @@ class BalancedStage(Stage):
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.network]
 
-    def task_factor(self, task: TaskSpec) -> float:
-        return self.averages.factor(task.name, self.config.balance) if self.averages is not None else 1.0
+    def task_factor(self, task: TaskSpec) -> Tensor | None:
+        return None if self.averages is None else self.averages.factor(task.name, self.config.balance)
 
 
 class UnrolledStage(BalancedStage):
@@ -282,6 +283,7 @@ class OperatorStage(UnrolledStage):
         super().__init__(config, stepper, seed)
         self.pushforward_steps = config.pushforward_steps
         self._loss: Loss = LOSSES.factory(config.loss)
+        self._constants = Constants()
 
     def add_penalties(self, batch: Batch, losses: dict[str, Tensor]) -> None:
         """Those that the recipe asks for."""
@@ -315,7 +317,7 @@ class OperatorStage(UnrolledStage):
         units = functools.partial(in_field_units, stepper, task, error, fields)
         losses = {"loss": self._loss(Prediction(error, reference, self.config.relative_floor, units))}
         if self.config.conservation_weight:
-            losses["conservation"] = conservation_errors(batch, predicted)
+            losses["conservation"] = conservation_errors(batch, predicted, self._constants)
         return losses
 
     def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
@@ -467,7 +469,7 @@ def _round_trip(stepper: Stepper, fields: Tensor, channels: Channels, task: Task
     latent = stepper.encode(fields, channels, task)
     newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
     decoded = stepper.decode(latent, [channels.names[i] for i in newest], task, fields.shape[2:])
-    index = torch.tensor(newest, device=fields.device)
+    index = torch.arange(newest[0], newest[-1] + 1, device=fields.device)  # side by side
     wanted = fields.index_select(1, index)
     again = stepper.encode(fields.index_copy(1, index, decoded.to(fields.dtype)), channels, task)
     return (
@@ -476,7 +478,7 @@ def _round_trip(stepper: Stepper, fields: Tensor, channels: Channels, task: Task
     )
 
 
-def conservation_errors(batch: Batch, change: Tensor) -> Tensor:
+def conservation_errors(batch: Batch, change: Tensor, constants: Constants) -> Tensor:
     """(B,): how far a scaled change (B, C, *S) moves the integrals that its task conserves, in standard deviations of
     increments.
 
@@ -487,7 +489,8 @@ def conservation_errors(batch: Batch, change: Tensor) -> Tensor:
     rows = [] if task.steady else conserved_channels(task)
     if not rows:
         return change.flatten(1).sum(1) * 0.0  # every parameter is in every graph
-    moved = by_cells(change[:, rows], batch)
+    index = constants.index(lambda: rows, ("conserved", task.name), change.device)
+    moved = by_cells(change.index_select(1, index), batch, constants)
     return torch.sqrt(moved.flatten(2).mean(2).square().mean(1) + 1e-16)
 
 
@@ -522,7 +525,7 @@ def baseline_loss(stepper: Stepper, task: TaskSpec) -> float:
 
 def sum_and_count(total: Tensor, number: float) -> Tensor:
     """(2,): a sum and what to divide it by, on the device of the sum."""
-    return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
+    return torch.stack([total.double(), total.new_full((), number, dtype=torch.float64)])
 
 
 def build_operator(config: OperatorStageConfig, stepper: Stepper, seed: int) -> OperatorStage:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ups.config.stage import OptimConfig
-from ups.training.optim import clip_factor
+from ups.training.optim import GradientJudge
 from ups.training.progress import Progress
 
 
 def after(norms: list[float], config: OptimConfig) -> tuple[Progress, list[float]]:
     progress, factors = Progress(), []
+    judge = GradientJudge(config)
     for norm in norms:
-        factors.append(clip_factor(config, norm, progress))
-        progress.updates += 1
+        gradient = torch.ones(1, dtype=torch.float64)
+        judge.judge(progress, torch.tensor(norm, dtype=torch.float64), [gradient])
+        factors.append(float(gradient))
+        progress.stage_step += 1
+    judge.read(progress)
     return progress, factors
 
 

@@ -220,6 +220,7 @@ def test_the_mean_norm_goes_on_after_a_resume_and_stands_still_in_a_skipped_step
     class Stop(Hook):
         def after_step(self, engine: Engine, agreed: Status) -> None:
             if engine.progress.stage_step == stop_at:
+                engine.read_gradients()
                 raise Enough
 
         def at_end(self, engine: Engine) -> None:
@@ -244,6 +245,7 @@ def test_the_mean_norm_goes_on_after_a_resume_and_stands_still_in_a_skipped_step
 
     class Watch(Hook):
         def after_step(self, engine: Engine, agreed: Status) -> None:
+            engine.read_gradients()
             norms.append(engine.progress.mean_norm)
 
         def at_end(self, engine: Engine) -> None:
@@ -268,6 +270,7 @@ def test_a_resumed_budget_takes_the_same_steps_where_the_same_was_agreed_on(
     def trained(progress: Progress | None = None, start: Engine | None = None, stop_at: int = 0) -> Engine:
         def leave(engine: Engine, _: Status) -> None:
             if engine.progress.stage_step == stop_at:
+                engine.read_gradients()
                 raise Enough
 
         engine = build(runtime, steps=None, budget_seconds=1e6)

@@ -9,6 +9,7 @@ import torch
 
 from tests.support.small_model import LINE, PLANE, STEADY, awake, batch_of, loss_of, small_model
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
+from ups.models.normalization import Constants
 from ups.training.stages import OperatorStage, build_stage, conservation_errors
 
 HEIGHT = replace(PLANE, conserved=("height",))
@@ -28,8 +29,8 @@ def test_the_penalty_counts_the_conserved_fields_of_each_task_alone() -> None:
     change[1, 0] = 0.25
     change[2, 0, 0, 0] = 16 * 8 * 0.5
     batch = batch_of(HEIGHT, 2)
-    assert conservation_errors(batch, change).tolist() == pytest.approx([0.0, 0.25, 0.5], abs=1e-6)
-    nothing = conservation_errors(batch_of(STEADY, 0), torch.ones(3, 1, 16, 16, requires_grad=True))
+    assert conservation_errors(batch, change, Constants()).tolist() == pytest.approx([0.0, 0.25, 0.5], abs=1e-6)
+    nothing = conservation_errors(batch_of(STEADY, 0), torch.ones(3, 1, 16, 16, requires_grad=True), Constants())
     assert nothing.tolist() == [0.0] * 3
     assert nothing.requires_grad  # every parameter stays in every graph
 
@@ -40,7 +41,7 @@ def test_on_an_uneven_grid_points_count_by_their_cells() -> None:
     batch = replace(batch, coordinates=(places,))
     change = torch.zeros(3, 1, 4)
     change[:, 0, 3] = 1.0  # its cell reaches from 0.4 to 0.8 of 1
-    assert conservation_errors(batch, change).tolist() == pytest.approx([0.4] * 3, rel=1e-5)
+    assert conservation_errors(batch, change, Constants()).tolist() == pytest.approx([0.4] * 3, rel=1e-5)
 
 
 def test_tasks_with_other_channels_share_a_step_and_the_penalty_can_be_learned_away() -> None:

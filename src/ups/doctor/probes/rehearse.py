@@ -118,6 +118,7 @@ class Steps(StopAfter):
         looked_at(parts, self._windows, self._losses)
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
+        engine.read_gradients()
         norm, step = engine.gradient_norm, engine.progress.stage_step
         if not math.isfinite(norm) or not all(map(math.isfinite, self._losses)):
             raise NotFiniteError(
