@@ -108,11 +108,10 @@ def unrolled(steps: int) -> Callable[[Recipe], None]:
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.
 PARTS = {
-    "blur before shrinking and after growing": "blur",
-    "blur after growing": "blur_growth",
+    "smoothing in 1D too": "smooth_lines",
     "matrices of waves instead of attention": "fourier",
     "numbers of waves instead of attention": "diagonal",
-    "numbers of waves instead of attention, blur after growing": "diagonal_and_blur",
+    "matrices of waves beside attention": "waves_and_attention",
     "reflection of 1D velocities": "odd_reflection",
 }
 
@@ -128,6 +127,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "amplitude scaling of all tasks": model(amplitude=True),
     "amplitude scaling of none": model(amplitude=False),
     "integrals not kept": model(conserve=False),
+    "no smoothing": model(smooth=False),
     "no balance": stage(balance=0.0),
     "balance 0.75": stage(balance=0.75),
     "balance 1": stage(balance=1.0),
@@ -198,7 +198,8 @@ SAME_COST = (
     # Within a twentieth, measured in turns.
     "matrices of waves",
     "numbers of waves",
-    "blur",
+    "no smoothing",
+    "smoothing",
 )
 
 

@@ -16,48 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ups.models import multiscale
-from ups.models.grid_convolution import Grow, Layout, Shrink
+from ups.models.grid_convolution import Layout, smoothed
 from ups.models.multiscale import CoarseAttention
 from ups.models.normalization import wide
 from ups.models.propagator import analysis_matrix, synthesis_matrix
 from ups.training import augment
 
 MODES = 16
-
-
-@functools.lru_cache
-def blurring(points: int, periodic: bool) -> Tensor:
-    """(points, points): averages of a point and its neighbors by 1/2 and 1/4 each; ends that do not wrap repeat."""
-    with torch.inference_mode(False):
-        index = torch.arange(points)
-        matrix = 0.5 * torch.eye(points)
-        for step in (-1, 1):
-            neighbors = (index + step) % points if periodic else (index + step).clamp(0, points - 1)
-            matrix[index, neighbors] += 0.25
-        return matrix
-
-
-def blurred(x: Tensor, layout: Layout) -> Tensor:
-    """x (B, *grid, C) averaged with its neighbors along each axis."""
-    parts = []
-    for first, stop, wraps in layout.ranges:
-        part = x[first:stop]
-        for axis in [2] if layout.dims == 1 else range(1, 1 + layout.dims):
-            matrix = blurring(x.shape[axis], wraps[axis - 1])
-            flat = part.reshape(part.shape[:axis].numel(), x.shape[axis], -1)
-            part = torch.matmul(matrix, flat).view(part.shape)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-class BlurredShrink(Shrink):
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        return super().forward(blurred(x, layout), layout)
-
-
-class BlurredGrow(Grow):
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        return blurred(super().forward(x, layout), layout)
 
 
 class FourierMixing(CoarseAttention):
@@ -138,14 +103,39 @@ class DiagonalMixing(FourierMixing):
         return torch.cat([a, b], dim=-1) @ torch.cat([synthesis[:count], synthesis[rows : rows + count]])
 
 
-def blur() -> None:
-    """Averages over neighbors before the grid is halved and after it is doubled."""
-    multiscale.Shrink, multiscale.Grow = BlurredShrink, BlurredGrow  # type: ignore[attr-defined]
+class WavesAndAttention(FourierMixing):
+    """Attention, and matrices of waves of the same modulated norm next to it."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__(width, num_heads)
+        waves = self.waves
+        CoarseAttention.__init__(self, width, num_heads)
+        self.waves = waves
+        self.inner_waves = nn.Linear(width, width, bias=False)
+        self.outer_waves = nn.Linear(width, width, bias=False)
+        nn.init.normal_(self.inner_waves.weight, std=width**-0.5)
+        nn.init.zeros_(self.outer_waves.weight)
+
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor, phases: Any) -> Tensor:
+        angles, layout = phases
+        seen = CoarseAttention.forward(self, x, scale, shift, angles)
+        y = torch.addcmul(shift, F.layer_norm(wide(x), (self.width,)).to(shift.dtype), scale)
+        u = self.inner_waves(y)
+        mixed = torch.cat([self._mixed(u[a:b], wraps, layout.dims) for a, b, wraps in layout.ranges])
+        added: Tensor = seen + self.outer_waves(mixed)
+        return added
 
 
-def blur_growth() -> None:
-    """Averages over neighbors after the grid is doubled."""
-    multiscale.Grow = BlurredGrow  # type: ignore[attr-defined]
+def waves_and_attention() -> None:
+    """Waves beside the attention."""
+    phases = multiscale.MultiscaleNetwork._phases
+    multiscale.CoarseAttention = WavesAndAttention  # type: ignore[misc]
+    multiscale.MultiscaleNetwork._phases = lambda self, x, layout: (phases(self, x, layout), layout)  # type: ignore[assignment,method-assign,return-value]
+
+
+def smooth_lines() -> None:
+    """Averages over neighbors in 1D too."""
+    multiscale.MultiscaleNetwork._smoothed = lambda self, x, layout: smoothed(x, layout, self._constants)  # type: ignore[method-assign]
 
 
 def fourier() -> None:
@@ -158,12 +148,6 @@ def diagonal() -> None:
     """One number for each wave and channel instead of the attention."""
     fourier()
     multiscale.CoarseAttention = DiagonalMixing  # type: ignore[misc]
-
-
-def diagonal_and_blur() -> None:
-    """One number for each wave and channel, and averages after growing."""
-    diagonal()
-    blur_growth()
 
 
 def odd_reflection() -> None:

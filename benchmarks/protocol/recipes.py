@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ups.solvers.tasks import TASKS
@@ -27,12 +28,19 @@ MODELS = {
     "unet": "U-Net of ConvNeXt blocks with kernel 7, one model per task",
     "fno+": "the FNO with the training of ups: loss, optimizer, noise, schedule, integrals kept",
     "unet+": "the U-Net with the same",
+    "fno+law": "fno+ with the linear law of ups-alone in front, fitted first",
+    "unet+law": "unet+ with the same",
+    "dilated+": "residual network of dilated convolutions, trained as fno+ and unet+",
+    "law": "the linear law of ups-alone, and nothing else",
     "ups-alone": "multiscale network of this project, one model per task",
     "ups": "multiscale network of this project, one model for all tasks with the sum of their budgets",
 }
 JOINT = frozenset({"ups"})
-# The joint model is trained several times; tables show the median, and the spread after it.
-SEEDS = {"ups": (0, 1, 2)}
+# What is compared most is trained several times; tables show the median, and the spread after it.
+SEEDS = dict.fromkeys(("fno+", "unet+", "ups-alone", "ups"), (0, 1, 2))
+# Models that `more_models.py` brings, a plugin of these recipes.
+PLUGIN = Path(__file__).with_name("more_models.py")
+OF_PLUGIN = frozenset({"fno_law", "unet_law", "dilated"})
 # (heading, key of a row's scores): the tables of the page, in this order
 METRICS = (
     ("One step, relative to the trajectory", "one_step_trmse"),
@@ -81,6 +89,8 @@ _OURS: dict[str, Any] = {
 _OUR_ENGINE: dict[str, Any] = {"ema": {"decay": 0.998}}
 # Part of the budget in which the linear part is fitted first.
 _LINEAR_SHARE = 0.01
+# Of a model that is nothing else.
+_LAW_SHARE = 0.1
 _FNO = {
     1: {"type": "fno", "width": 32, "modes": 64, "depth": 4},
     2: {"type": "fno", "width": 32, "modes": 16, "depth": 4},
@@ -89,6 +99,7 @@ _UNET = {
     1: {"type": "unet", "width": 32, "levels": 3, "blocks": 2},
     2: {"type": "unet", "width": 32, "levels": 3, "blocks": 1},
 }
+_DILATED = {dims: {"type": "dilated", "width": 32, "blocks": 2} for dims in (1, 2)}
 _MULTISCALE = {1: {"type": "multiscale"}, 2: {"type": "multiscale"}}
 _OF_ALL_TASKS = {2: {"type": "multiscale", "own_kernels": True}}
 
@@ -98,14 +109,19 @@ def _conserving(networks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str
     return {dims: {**settings, "conserve": True} for dims, settings in networks.items()}
 
 
+def _with_law(networks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {dims: {**settings, "type": f"{settings['type']}_law"} for dims, settings in networks.items()}
+
+
 @dataclass(frozen=True)
 class Training:
     """How one model of the table is trained.
 
-    networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
-    several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error). steady_windows: of
-    a steady task, where it is not that. task_windows: of tasks that need more than others do. rates: times those of
-    `ups`. weight_decay: of matrices. What of this was chosen on validation, and what was not varied: docs/ablations.md.
+    stage: of the whole network; empty for a model that is only its linear law. networks, windows: by number of spatial
+    dimensions; windows of a task in a step. A window in 2D costs as much as several in 1D: with 32 of them too few
+    steps fit into the budget (diffreact2d: twice the error). steady_windows: of a steady task, where it is not that.
+    task_windows: of tasks that need more than others do. rates: times those of `ups`. weight_decay: of matrices. What
+    of this was chosen on validation, and what was not varied: docs/ablations.md.
     """
 
     networks: Mapping[int, Mapping[str, Any]]
@@ -132,6 +148,10 @@ _TRAININGS = {
     "unet": Training(_UNET, {1: 32, 2: 8}, _PLAIN, {}),
     "fno+": Training(_conserving(_FNO), {1: 32, 2: 8}, _OURS, _OUR_ENGINE, rates=2.0),
     "unet+": Training(_conserving(_UNET), {1: 16, 2: 4}, _OURS, _OUR_ENGINE, rates=2.0),
+    "fno+law": Training(_with_law(_conserving(_FNO)), {1: 32, 2: 8}, _OURS, _OUR_ENGINE, linear=True, rates=2.0),
+    "unet+law": Training(_with_law(_conserving(_UNET)), {1: 16, 2: 4}, _OURS, _OUR_ENGINE, linear=True, rates=2.0),
+    "dilated+": Training(_conserving(_DILATED), {1: 16, 2: 4}, _OURS, _OUR_ENGINE, rates=2.0),
+    "law": Training(_MULTISCALE, {1: 16, 2: 4}, {}, _OUR_ENGINE, linear=True),
     "ups-alone": Training(_MULTISCALE, {1: 16, 2: 4}, _OURS, _OUR_ENGINE, linear=True, weight_decay=0.1),
     # Many small steps: chosen on validation over 20 and 5 windows (`ups-alone`: over 48 and 12, `unet+`: 32 and 8).
     "ups": Training(
@@ -158,8 +178,8 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """fno-ks1d, fno-plus-ks1d, or ups-all-1 for another seed than 0."""
-        model = self.model.replace("+", "-plus")
+        """fno-ks1d, fno-plus-ks1d, fno-plus-law-ks1d, or ups-all-1 for another seed than 0."""
+        model = self.model.replace("+law", "-plus-law").replace("+", "-plus")
         name = f"{model}-{self.tasks[0] if self.model not in JOINT else 'all'}"
         return f"{name}-{self.seed}" if self.seed else name
 
@@ -170,13 +190,18 @@ def entries(models: Sequence[str], tasks: Sequence[str], data: str, cpu_seconds:
     for model in models:
         if model == REFERENCE:
             continue
-        groups = [tuple(tasks)] if model in JOINT else [(task,) for task in tasks]
+        groups = [tuple(tasks)] if model in JOINT else [(task,) for task in tasks if _learns(model, task)]
         found += [
             Entry(model, group, seed, _recipe(model, group, seed, data, cpu_seconds))
             for group in groups
             for seed in SEEDS.get(model, (0,))
         ]
     return found
+
+
+def _learns(model: str, task: str) -> bool:
+    """A linear law in time says nothing of a steady task."""
+    return bool(_TRAININGS[model].stage) or not TASKS[task].spec.steady
 
 
 def _recipe(model: str, tasks: tuple[str, ...], seed: int, data: str, cpu_seconds: float) -> dict[str, Any]:
@@ -195,7 +220,10 @@ def _recipe(model: str, tasks: tuple[str, ...], seed: int, data: str, cpu_second
     stages: list[dict[str, Any]] = []
     # A steady task alone has nothing that is linear in time.
     if training.linear and not all(TASKS[task].spec.steady for task in tasks):
-        stages.append({"type": "linear", "budget_clock": "cpu", "budget_seconds": _LINEAR_SHARE * budget})
+        share = _LINEAR_SHARE if training.stage else _LAW_SHARE
+        stages.append({"type": "linear", "budget_clock": "cpu", "budget_seconds": share * budget})
+    if not training.stage:
+        return recipe | {"stages": stages}
     rest = budget - sum(stage["budget_seconds"] for stage in stages)
     stage = copy.deepcopy(dict(training.stage)) | {"budget_seconds": rest}
     for rate in OWN_RATES:

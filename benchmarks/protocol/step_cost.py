@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ups.config.schema import Recipe
+from ups.registry import use_script
 
 if TYPE_CHECKING:
     from ups.distributed.agreement import Status
@@ -159,4 +160,6 @@ def keep_busy() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--plugin"]:
+        use_script(sys.argv[2])
     keep_busy() if sys.argv[1:] == ["busy"] else main()

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.protocol import step_cost
 from benchmarks.protocol.measure import machine, peak_memory, rollout_sticks
 from benchmarks.protocol.page import markdown
-from benchmarks.protocol.recipes import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
+from benchmarks.protocol.recipes import CPU_SECONDS, MODELS, OF_PLUGIN, PLUGIN, REFERENCE, VERSION, Entry, entries, row
 from ups.config.identity import learned
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import dump
@@ -31,6 +31,7 @@ from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signa
 from ups.evaluation.results import from_json, to_json
 from ups.record import processes
 from ups.record.files import write_file_atomically
+from ups.registry import use_script
 from ups.run.directory import read_run_recipe
 from ups.run.progress_line import ProgressLine
 from ups.solvers.tasks import BENCH_TASKS
@@ -39,6 +40,13 @@ from ups.supervise.run_file import hold_lock
 # Machines whose fixed piece of work takes so many times as long are not of one kind.
 _OTHER_SPEED = 1.25
 LOCK_NAME = ".bench.lock"
+# Settings that kept rows lack, and what held for those; others were off.
+_BEFORE = {"schedule": "cosine"}
+
+
+def plugin_of(trained: Sequence[Entry]) -> list[str]:
+    """The options that bring the models of these recipes which the package does not have."""
+    return ["--plugin", str(PLUGIN)] if any(entry.recipe["model"]["type"] in OF_PLUGIN for entry in trained) else []
 
 
 class Bench:
@@ -67,6 +75,8 @@ class Bench:
             (self.out / name).mkdir(parents=True, exist_ok=True)
         self._generate(line)
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
+        if plugin_of(wanted):
+            use_script(PLUGIN)
         # The longest first: the others fill the time next to it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
         wanted = self._with_steps(wanted, jobs, line)
@@ -147,7 +157,8 @@ class Bench:
                 missing.setdefault(key, entry)
         if missing:
             recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing.values())
-            with self._busy(jobs - 1), self._measurer(stdin=subprocess.PIPE) as process:
+            plugin = plugin_of(list(missing.values()))
+            with self._busy(jobs - 1), self._measurer(*plugin, stdin=subprocess.PIPE) as process:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(recipes)
@@ -288,7 +299,7 @@ class Bench:
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
         line.note(f"training {entry.name}, log {log}")
-        command = processes.module_command("ups", "train", str(recipe))
+        command = processes.module_command("ups", "train", str(recipe), *plugin_of([entry]))
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
@@ -406,9 +417,10 @@ def _former_names(text: str) -> str:
 
 
 def _agree(kept: Any, now: Any) -> bool:
-    """Whether all that was kept is still so; a setting that there was not yet is off by default."""
+    """Whether all that was kept is still so, and what there was not yet is as it was then."""
     if isinstance(kept, dict) and isinstance(now, dict):
-        return all(key in now and _agree(value, now[key]) for key, value in kept.items())
+        added = any(value and value != _BEFORE.get(key) for key, value in now.items() if key not in kept)
+        return not added and all(key in now and _agree(value, now[key]) for key, value in kept.items())
     if isinstance(kept, list) and isinstance(now, list):
         return len(kept) == len(now) and all(map(_agree, kept, now))
     return bool(kept == now)

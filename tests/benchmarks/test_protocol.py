@@ -1,16 +1,50 @@
-"""ups-bench v1: budgets, recipes and tables follow from the asked models and tasks."""
+"""ups-bench v1: budgets, recipes and tables follow from the asked models and tasks; stored rows are of these recipes."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.protocol.page import geometric_mean, markdown, number, ratios_of
-from benchmarks.protocol.recipes import CPU_SECONDS, KEPT, MODELS, OWN_RATES, REFERENCE, SEEDS, entries, row
+from benchmarks.protocol.recipes import (
+    CPU_SECONDS,
+    KEPT,
+    MODELS,
+    OF_PLUGIN,
+    OWN_RATES,
+    PLUGIN,
+    REFERENCE,
+    SEEDS,
+    entries,
+    row,
+)
+from benchmarks.protocol.step_cost import with_steps
+from benchmarks.protocol.trainings import Bench, costs_key
+from tests.support.checkout import ROOT
+from ups import registry
 from ups.config.recipe import resolve
 from ups.config.yaml_subset import dump
-from ups.solvers.tasks import TASKS
+from ups.solvers.tasks import BENCH_TASKS, TASKS
+
+STORED = ROOT / "benchmarks" / "results"
+# Models whose stored rows are of the network before it averaged neighbors (docs/benchmark.md).
+EARLIER = ("ups", "ups-alone")
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The models that only the protocol has."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(registry, "_scripts", {})
+    registry.use_script(PLUGIN)
+    yield
+    for name in OF_PLUGIN:
+        registry.MODELS.unregister(name)
 
 
 def budget(entry):
@@ -20,8 +54,11 @@ def budget(entry):
 def test_a_model_of_one_task_gets_the_budget_and_a_model_of_all_tasks_the_sum():
     protocol = entries(list(MODELS), list(TASKS), "data")
     single, joint = [e for e in protocol if len(e.tasks) == 1], [e for e in protocol if len(e.tasks) > 1]
-    assert len(single) == 5 * len(TASKS)
-    assert [budget(entry) for entry in single] == pytest.approx([CPU_SECONDS] * len(single))
+    law = [entry for entry in single if entry.model == "law"]
+    whole = [model for model in MODELS if model not in (REFERENCE, "ups", "law")]
+    assert len(single) == sum(len(SEEDS.get(model, (0,))) * len(TASKS) for model in whole) + len(law)
+    assert not any(TASKS[entry.tasks[0]].spec.steady for entry in law)
+    assert all(budget(entry) == pytest.approx(CPU_SECONDS) for entry in single if entry not in law)
     assert [budget(entry) for entry in joint] == pytest.approx([CPU_SECONDS * len(TASKS)] * len(SEEDS["ups"]))
     assert [entry.recipe["run"]["seed"] for entry in joint] == list(SEEDS["ups"])
     assert sum(budget(e) for e in protocol if e.model == "fno") == pytest.approx(budget(joint[0]))
@@ -41,8 +78,8 @@ def test_the_baselines_with_our_training_differ_from_ours_in_the_network_and_wha
     assert by_name[f"{baseline}-plus-ks1d"]["model"] == conserving
 
 
-@pytest.mark.parametrize("entry", entries(list(MODELS), list(TASKS), "data"), ids=lambda e: e.name)
-def test_every_recipe_is_sound_and_counts_the_cpu_time_of_one_thread(entry, tmp_path):
+@pytest.mark.parametrize("entry", entries(list(MODELS), ["ks1d", "ns2d", "darcy2d"], "data"), ids=lambda e: e.name)
+def test_every_recipe_is_sound_and_counts_the_cpu_time_of_one_thread(entry, tmp_path, plugin):
     path = tmp_path / "recipe.yaml"
     path.write_text(dump(entry.recipe))
     recipe = resolve(path).recipe
@@ -118,3 +155,21 @@ def test_a_model_that_blew_up_leaves_no_geometric_mean(other: float):
     rows += [scored("fno", other, **trained), scored("fno", 0.1, "darcy2d", **trained)]
     page = markdown(document(*rows))
     assert "| geometric mean | - |" in page
+
+
+def test_every_stored_row_is_used_again_or_said_to_be_of_an_earlier_network(plugin: None) -> None:
+    costs = json.loads((STORED / "costs.json").read_text())
+    bench = Bench(list(MODELS), list(BENCH_TASKS), Path("data"), STORED, cpu_seconds=CPU_SECONDS, small=False)
+    wanted = {entry.name: entry for entry in entries(list(MODELS), list(BENCH_TASKS), "../data")}
+    page = (ROOT / "docs" / "benchmark.md").read_text()
+    assert "are of the network before it averaged neighbors" in page
+    for file in sorted(STORED.glob("results/*.json")):
+        entry, stored = wanted[file.stem], json.loads(file.read_text())
+        if costs_key(entry) not in costs["costs"]:
+            assert entry.model in EARLIER, entry.name
+            continue
+        stages = costs["costs"][costs_key(entry)]["stages"]
+        trained = replace(entry, recipe=with_steps(entry.recipe, stages, costs["yardstick_seconds"]))
+        rows = bench.kept_rows(trained, stored["data"])
+        assert (rows is None) == (entry.model in EARLIER), entry.name
+        assert rows is None or [row["task"] for row in rows] == list(entry.tasks)

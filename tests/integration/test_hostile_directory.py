@@ -65,16 +65,19 @@ def test_no_command_imports_from_the_current_directory(desk: Path) -> None:
         ups(desk, *command)
 
 
+@pytest.mark.long
 def test_the_checks_of_a_machine_do_not_import_from_the_current_directory(desk: Path) -> None:
     ups(desk, "doctor", "v1/config.yaml", "--ranks", "1", "--json")
 
 
+@pytest.mark.long
 def test_solvers_and_readers_in_processes_do_not_import_from_the_current_directory(desk: Path) -> None:
     options = ("--trajectories", "4,2,2", "--resolution", "16", "--processes", "2", "--out", "made")
     ups(desk, "data", "generate", "darcy2d", *options)
     ups(desk, "train", "v1/config.yaml", *_changes("runs/workers"), "--set", "data.loader.workers=2")
 
 
+@pytest.mark.long
 def test_a_program_that_trains_does_not_import_from_the_current_directory(desk: Path) -> None:
     program = desk.parent / "program.py"  # its own directory is on its path, as always
     program.write_text(

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from ups.config.schema import Recipe
-from ups.config.setting import Section, former_name, may_change
+from ups.config.setting import Section, former_name, may_change, meaning_of_none
 from ups.config.yaml_subset import ABSENT, Value, shown_value
 
 
@@ -38,9 +38,9 @@ def learned(recipe: Recipe) -> dict[str, Value]:
 def recipe_identity(recipe: Recipe) -> str:
     """SHA-256 of what a recipe learns.
 
-    A version of ups with more settings, or with settings under new names, gives the same file the same identity: values
-    that are the default are left out, and a renamed setting counts under its former name. A changed default gives
-    another one; who compares identities must then compare the files.
+    A version of ups with more settings, or with settings under new names, gives the same stored file the same identity:
+    values that a stored file may leave unsaid are left out, and a renamed setting counts under its former name. A
+    changed default gives another one; who compares identities must then compare the files.
     """
     text = json.dumps(
         _learned(recipe, recipe.model_dump(mode="json"), brief=True), sort_keys=True, separators=(",", ":")
@@ -82,7 +82,7 @@ def _learned(value: Any, plain: Any, *, brief: bool = False) -> Any:
             continue
         part = getattr(value, name)
         said = _learned(part, plain[name], brief=brief)
-        default = said == {} if isinstance(part, Section) else part == field.get_default(call_default_factory=True)
+        default = said == {} if isinstance(part, Section) else part == meaning_of_none(field)
         if not brief:
             values[name] = said
         elif name == "type" or not default:

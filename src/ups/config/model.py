@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ups.config.setting import REQUIRED, PartSection, former_name, setting
+from ups.config.setting import REQUIRED, PartSection, former_name, meaning_of_none, setting, was_added
 from ups.registry import MODELS
 
 _CONSERVE = "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
@@ -15,6 +15,15 @@ logger = logging.getLogger(__name__)
 
 # The default of versions before `multiscale` became it: what a stored recipe or bundle without `type` means.
 FORMER_DEFAULT = "latent_operator"
+
+
+def as_stored(model: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a model in a stored recipe or bundle, with what its version left unsaid."""
+    kind = model.get("type", FORMER_DEFAULT)
+    if not isinstance(kind, str) or kind not in MODELS.names():
+        return model
+    fields = ModelConfig.settings_of(kind).model_fields.items()
+    return {"type": kind, **{name: meaning_of_none(field) for name, field in fields if was_added(field)}, **model}
 
 
 class ModelConfig(PartSection):
@@ -184,6 +193,11 @@ class MultiscaleConfig(ModelConfig):
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
     attention: bool | Literal["last"] = setting(
         "last", "Attention between all points of the coarsest level: after its last block, after each (true), or none."
+    )
+    smooth: bool = setting(
+        True,
+        "Averages neighbors before a 2D or 3D grid is halved and after it is doubled, against stripes.",
+        unsaid=False,
     )
     propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")
     amplitude: bool | Literal["auto"] = setting(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config.explain import lookup, sections_in, validated
-from ups.config.model import FORMER_DEFAULT
+from ups.config.model import as_stored
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
     MAX_DEPTH,
@@ -66,8 +66,8 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, othe
 
 
 def _name_models(document: Document) -> None:
-    """Write the type into models of a stored recipe (config.yaml of a run or bundle) that name none: the default of the
-    version that stored it."""
+    """Write into models of a stored recipe (config.yaml of a run or bundle) what its version left unsaid: the type, and
+    settings that it did not have."""
     recipe, networks = document.value, document.value.get("networks")
     if recipe.get("model") is None:
         recipe["model"] = {}
@@ -75,9 +75,11 @@ def _name_models(document: Document) -> None:
     if isinstance(networks, dict):
         models |= {("networks", name): model for name, model in networks.items()}
     for path, model in models.items():
-        if isinstance(model, dict) and "type" not in model:
-            model["type"] = FORMER_DEFAULT
-            document.origins |= dict.fromkeys([path, (*path, "type")], document.origins.get(path, document.origins[()]))
+        if isinstance(model, dict):
+            added = {name: value for name, value in as_stored(model).items() if name not in model}
+            model.update(added)
+            origin = document.origins.get(path, document.origins[()])
+            document.origins |= dict.fromkeys([path, *((*path, name) for name in added)], origin)
 
 
 def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:

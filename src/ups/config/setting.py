@@ -84,14 +84,22 @@ class Section(BaseModel):
 
 
 def setting(
-    default: Any, help: str, *, unit: str = "1", may_change: bool = False, formerly: str = "", **limits: Any
+    default: Any,
+    help: str,
+    *,
+    unit: str = "1",
+    may_change: bool = False,
+    formerly: str = "",
+    unsaid: Any = None,
+    **limits: Any,
 ) -> Any:
     """A field of a section. `help` is one line: effect first; `unit` is '1' where there is none.
 
     may_change: a run may continue with another value, because it says how the run is done and not what it learns.
-    formerly: the name that the field had in an earlier version; recipes of old runs still have it.
+    formerly: the name that the field had in an earlier version; recipes of old runs still have it. unsaid: what stored
+    recipes and bundles mean that lack the field, where that is not the default.
     """
-    return Field(default, description=help, json_schema_extra=_extra(unit, may_change, formerly), **limits)
+    return Field(default, description=help, json_schema_extra=_extra(unit, may_change, formerly, unsaid), **limits)
 
 
 def section(kind: Any, help: str, *, may_change: bool = False) -> Any:
@@ -120,6 +128,16 @@ def former_name(field: Any) -> str:
     return str(_declared(field).get("formerly", ""))
 
 
+def meaning_of_none(field: Any) -> Any:
+    """What a stored section means that lacks this pydantic field: its default, unless versions before had another."""
+    return _declared(field).get("unsaid", field.get_default(call_default_factory=True))
+
+
+def was_added(field: Any) -> bool:
+    """Whether stored sections that lack this pydantic field mean something else than its default."""
+    return "unsaid" in _declared(field)
+
+
 def unit_of(field: Any) -> str:
     """The unit of a pydantic field; '1' where there is none."""
     return str(_declared(field).get("unit", "1"))
@@ -130,9 +148,10 @@ def _declared(field: Any) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-def _extra(unit: str, may_change: bool, formerly: str = "") -> dict[str, Any]:
+def _extra(unit: str, may_change: bool, formerly: str = "", unsaid: Any = None) -> dict[str, Any]:
     said = {"unit": unit, "may_change": may_change, "formerly": formerly}
-    return {name: value for name, value in said.items() if value}
+    extra = {name: value for name, value in said.items() if value}
+    return extra if unsaid is None else {**extra, "unsaid": unsaid}
 
 
 class PartSection(Section):

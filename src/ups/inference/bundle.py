@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ups import __version__
-from ups.config.model import FORMER_DEFAULT, ModelConfig
+from ups.config.model import FORMER_DEFAULT, ModelConfig, as_stored
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.inference.stored_scores import bundle_warnings
 from ups.models.build import build_model, wrong_names
@@ -254,10 +254,7 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         if measured.ranges and not ranges_fit(measured.ranges, spec, space):
             raise ValueError(f"ranges of task '{spec.name}' do not fit its channels and grid")
     return BundleInfo(
-        networks={
-            name: reading.validate_python({"type": FORMER_DEFAULT, **network})
-            for name, network in document.networks.items()
-        },
+        networks={name: reading.validate_python(as_stored(network)) for name, network in document.networks.items()},
         context_frames=document.context_frames,
         tasks=specs,
         statistics=statistics,

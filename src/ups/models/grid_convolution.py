@@ -411,6 +411,29 @@ def _points(cells: Tensor, sizes: Sequence[int]) -> Tensor:
     return parts.permute(order).reshape(cells.shape[0], *whole, -1)
 
 
+def smoothed(x: Tensor, layout: Layout, constants: Constants) -> Tensor:
+    """x (B, *grid, C) averaged with its neighbors by 1/4, 1/2, 1/4 along each axis; ends that do not wrap repeat."""
+    parts = []
+    for first, stop, wraps in layout.ranges:
+        part = x[first:stop] if len(layout.ranges) > 1 else x
+        for axis, (points, around) in enumerate(zip(x.shape[1:-1], wraps, strict=True), start=1):
+            make = functools.partial(smoothing_matrix, points, around)
+            matrix = constants.get(make, (smoothing_matrix, points, around), x.device, x.dtype)
+            part = torch.matmul(matrix, part.reshape(-1, points, x.shape[axis + 1 :].numel())).view(part.shape)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def smoothing_matrix(points: int, periodic: bool) -> Tensor:
+    """(points, points): what `smoothed` does along one axis."""
+    index = torch.arange(points)
+    matrix = 0.5 * torch.eye(points)
+    for offset in (-1, 1):
+        neighbors = (index + offset) % points if periodic else (index + offset).clamp(0, points - 1)
+        matrix.index_put_((index, neighbors), torch.tensor(0.25), accumulate=True)
+    return matrix
+
+
 def plus_product(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
     """x (..., N) + y (..., M) matrix^T, in one pass over memory where both have one type; matrix (N, M)."""
     if x.dtype != y.dtype or torch.is_autocast_enabled(x.device.type):

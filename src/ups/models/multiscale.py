@@ -33,6 +33,7 @@ from ups.models.grid_convolution import (
     extended,
     grid_rank,
     plus_product,
+    smoothed,
 )
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLinearPart
@@ -302,7 +303,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         for level, (blocks, shrink) in enumerate(zip(self.down, self.shrink, strict=True)):
             x = through(level, blocks, x)  # type: ignore[arg-type]
             passed.append(x)
-            x = wide(shrink(x, layout))
+            x = wide(shrink(self._smoothed(x, layout), layout))
         phases = self._phases(x, layout) if self.attention else x
         for number, block in enumerate(self.middle):
             x = through(len(passed), [block], x)
@@ -310,8 +311,16 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 attention = self.attention[str(number)]
                 x = attention(x, *of[attention], phases)
         for level in reversed(range(len(passed))):
-            x = through(level, self.up[level], passed[level] + self.grow[level](x, layout))  # type: ignore[arg-type]
+            grown = self._smoothed(self.grow[level](x, layout), layout)
+            x = through(level, self.up[level], passed[level] + grown)  # type: ignore[arg-type]
         return x
+
+    def _smoothed(self, x: Tensor, layout: Layout) -> Tensor:
+        """x (B, *grid, D) around halving and doubling: without waves that the coarser grid cannot hold.
+
+        In 1D that costs more at shocks than it brings.
+        """
+        return smoothed(x, layout, self._constants) if self.config.smooth and layout.dims > 1 else x
 
     def _phases(self, x: Tensor, layout: Layout) -> Tensor:
         """Rotary phases of queries and keys by the boundaries of each sample: (B or 1, points, level width, 2)."""

@@ -162,8 +162,20 @@ def test_an_old_name_can_be_set_over_a_new_one(
     assert f"is now called {field}" in caplog.text
 
 
+def test_a_stored_recipe_that_lacks_a_setting_means_what_its_version_did(tmp_path: Path) -> None:
+    """`smooth` came later: a run from before continues without it, under the identity that it had."""
+    now, stored = resolve(RECIPE, ["model.type=multiscale"]), tmp_path / "config.yaml"
+    assert "  smooth: true\n" in now.text
+    stored.write_text(now.text.replace("  smooth: true\n", ""))
+    before = resolve(stored).recipe
+    assert not before.model.smooth
+    assert recipe_identity(before) != recipe_identity(now.recipe)
+    said = resolve(RECIPE, ["model.type=multiscale", "model.smooth=false"]).recipe
+    assert recipe_identity(before) == recipe_identity(said)
+
+
 def test_a_stored_recipe_has_old_names_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored = tmp_path / "config.yaml"
-    stored.write_text(RECIPE.read_text().replace("batch_size:", "block_size:"))
+    stored.write_text(resolve(RECIPE).text.replace(" batch_size:", " block_size:"))
     assert recipe_identity(resolve(stored).recipe) == recipe_identity(resolve(RECIPE).recipe)
     assert not caplog.records
