@@ -1,4 +1,4 @@
-"""ups-bench v1: budgets, recipes and tables follow from the asked models and tasks; stored rows are of these recipes."""
+"""ups-bench v1: budgets, recipes and tables follow from models and tasks; stored rows are of these recipes."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from ups.models.grid_convolution import (
     extended,
     halo_sources,
     reduced,
+    smoothed,
     tap_sources,
     with_halo,
     with_taps,
@@ -194,3 +195,16 @@ def test_a_kernel_that_is_not_used_has_a_gradient_of_zero(kind: type) -> None:
     assert module.own["1"].grad.any()
     assert module.weight.grad is not None
     assert not module.weight.grad.any()
+
+
+def test_averages_over_neighbors_keep_the_mean_and_take_out_the_shortest_wave() -> None:
+    """Samples with different ends in one tensor: around where an axis wraps, the last value again elsewhere."""
+    layout = Layout(2, ((0, 1, (True, True)), (1, 2, (False, True))))
+    wave = 1.0 - 2.0 * (torch.arange(8) % 2)
+    both = torch.stack([wave[:, None].expand(8, 6), wave[:, None].expand(8, 6)])[..., None]  # (B, X, Y, C)
+    averaged = smoothed(3.0 + both, layout, Constants())
+    assert torch.equal(averaged[0], torch.full((8, 6, 1), 3.0))
+    assert averaged[1, 1:-1, :, 0].unique().tolist() == [3.0]
+    assert averaged[1, 0, :, 0].unique().tolist() == [3.5]  # 1/2 and 1/4 of the first value, 1/4 of its neighbor
+    drawn = torch.randn(2, 8, 6, 3)
+    assert torch.allclose(smoothed(drawn, layout, Constants())[0].mean((0, 1)), drawn[0].mean((0, 1)), atol=1e-6)
