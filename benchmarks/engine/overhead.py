@@ -8,7 +8,8 @@ blocks that take turns, so that whatever else the machine does hits both alike; 
 neighboring blocks. The engine has everything on: black box, agreement, log rows, and the supervisor that started these
 ranks and watches them; it is halted while the bare loop runs. Saves are measured by checkpoint_async.py. The ratio by
 CPU time of the ranks is shown too: it hardly depends on what else the machine does. Last line: one JSON object. Exit
-code 1 below the bars: 0.97 alone, 0.95 on 2 ranks, for steps of 50 ms and more.
+code 1 below the bar of 0.985, for steps of 50 ms and more; 77 where others had more than a tenth of the processors
+(steal), so that nothing is judged.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, fo
 
 from tests.support.mixture import mixture_recipe, write_mixture
 
-BARS = {"single": 0.97, "ddp": 0.95}
+BAR = 0.985
+MOST_STEAL = 0.1
+NOT_JUDGED = 77
 MINIMUM_STEP_SECONDS = 0.05
 
 
@@ -85,6 +88,21 @@ class Turns(Hook):
     def _send(self, number: int) -> None:
         if self._supervisor:
             os.kill(self._supervisor, number)
+
+
+class Steal:
+    """The part of processor time that others have taken since this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def fraction(self) -> float:
+        spent = [after - before for before, after in zip(self._before, self._read(), strict=True)]
+        return spent[7] / max(1, sum(spent[:8]))
+
+    @staticmethod
+    def _read() -> list[int]:
+        return [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
 
 
 class Stopwatch:
@@ -229,7 +247,7 @@ def main() -> int:
         measure(options.rank_of)
         return 0
     results: dict[str, Any] = {}
-    passed = True
+    passed, steal = True, Steal()
     for strategy, ranks in (("single", 1), ("ddp", 2)):
         with tempfile.TemporaryDirectory(prefix="ups-overhead-") as name:
             arguments = {
@@ -242,17 +260,24 @@ def main() -> int:
             }
             found = supervised(Path(name), ranks, arguments)
         long_enough = found["bare_step_seconds"] >= MINIMUM_STEP_SECONDS
-        good = found["ratio"] >= BARS[strategy] and long_enough
+        good = found["ratio"] >= BAR and long_enough
         passed &= good
         print(
-            f"{strategy} on {ranks}: {found['ratio']:.3f} of the bare loop (bar {BARS[strategy]}), "
+            f"{strategy} on {ranks}: {found['ratio']:.3f} of the bare loop (bar {BAR}), "
             f"step {1e3 * found['bare_step_seconds']:.0f} ms; by CPU time {found['cpu_ratio']:.3f}"
         )
         for part, share in found["parts"].items():
             print(f"    {part:40} {100 * share:5.2f} %" + ("   above 0.5 %" if share > 0.005 else ""))
-        results[strategy] = {"ranks": ranks, "bar": BARS[strategy], "passed": good, **found}
-    print(json.dumps({"benchmark": "engine_overhead", **results, "passed": passed}))
-    return 0 if passed else 1
+        results[strategy] = {"ranks": ranks, "bar": BAR, "passed": good, **found}
+    judged = steal.fraction() <= MOST_STEAL
+    if not judged:
+        print(
+            f"not judged: others had {100 * steal.fraction():.0f} % of the processors (most: {100 * MOST_STEAL:.0f} %)"
+        )
+    print(
+        json.dumps({"benchmark": "engine_overhead", **results, "steal": steal.fraction(), "passed": judged and passed})
+    )
+    return NOT_JUDGED if not judged else 0 if passed else 1
 
 
 if __name__ == "__main__":
