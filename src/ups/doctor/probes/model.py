@@ -1,42 +1,23 @@
-"""Checks `model`, `backward` and `alone`: the model predicts, its gradients are finite, and one rank trains.
-
-What `alone` computes, in a process without other ranks, is what many ranks are compared with later.
-"""
+"""Checks `model` and `backward`: the model predicts, and its gradients are finite. `alone` is of the same process."""
 
 from __future__ import annotations
 
-import json
 import time
 
 import torch
-from safetensors.torch import save_file
 
 from ups.config.schema import Recipe
 from ups.data.loader import first_batch
 from ups.distributed.environment import RankEnvironment
-from ups.distributed.runtime import Runtime, choose_device
+from ups.distributed.runtime import choose_device
 from ups.distributed.strategies import autocast, weight_dtype
 from ups.doctor.probes.check import Assignment
-from ups.doctor.probes.parts import (
-    FACTS,
-    TENSORS,
-    Capture,
-    compare_gradients,
-    exact,
-    move_weights,
-    open_run_data,
-    plain_gradient,
-    quick,
-    run_steps,
-    stage_name,
-    validation_scores,
-    weights_of,
-)
+from ups.doctor.probes.parity import check_alone as check_alone
+from ups.doctor.probes.parts import open_run_data, stage_name
 from ups.evaluation.rollout import RolloutPlan, read_inputs
-from ups.record.text import counted, size_text
-from ups.run.assemble import OpenData, assemble, bare_stage
+from ups.record.text import size_text
+from ups.run.assemble import OpenData, bare_stage
 from ups.run.preflight import CheckFailed, Report
-from ups.training.progress import Progress
 
 
 def check_model(assignment: Assignment, report: Report) -> None:
@@ -118,30 +99,3 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
             )
     report.facts[f"stage_{index}"] = {"trained_tensors": len(trained)}
     report.says = f"all {len(trained)} trained tensors get a finite gradient from every task"
-
-
-def check_alone(assignment: Assignment, report: Report) -> None:
-    """Two steps of each stage on one rank in float64, kept for the comparison with many ranks."""
-    recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch_size=None)
-    facts: dict[str, object] = {}
-    with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_run_data(assignment) as opened:
-        for index in range(len(recipe.stages)):
-            capture = Capture()
-            at = Progress(stage_index=index)
-            with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
-                weights = weights_of(parts)
-                parts.engine.begin()
-                plain = plain_gradient(parts)
-                if index == len(recipe.stages) - 1:
-                    facts["scores"] = validation_scores(recipe, opened, parts)
-                run_steps(parts)
-            counts = {"blocks in a step": recipe.data_of(index).blocks_per_step}
-            compare_gradients(
-                capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts
-            )
-            for kind, tensors in (("weights", weights), ("gradients", plain)):
-                save_file(tensors, assignment.work_dir / TENSORS.format(kind, index))
-            facts[f"rates_{index}"] = capture.rates
-    (assignment.work_dir / FACTS).write_text(json.dumps(facts))
-    report.facts |= facts
-    report.says = f"one rank trained {counted(len(recipe.stages), 'stage')} for two steps, with the right gradients"

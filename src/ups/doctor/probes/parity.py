@@ -1,8 +1,9 @@
-"""Checks `parity`, `equal` and `evaluation`: many ranks are one. All in float64, against what one rank alone computed.
+"""Checks `alone`, `parity`, `equal` and `evaluation`: one rank trains, and many ranks are one. All in float64.
 
-parity: weights at the start, gradient and learning rates are those of one rank with the same global batch. equal:
-after the steps, parameters and buffers are the same on all ranks. evaluation: every held-out trajectory is scored once,
-and the scores are those of one rank.
+alone, in the process of the check `model`: what many ranks are compared with later. parity: weights at the start,
+gradient and learning rates are those of one rank with the same global batch. equal: after the steps, parameters and
+buffers are the same on all ranks. evaluation: every held-out trajectory is scored once, and the scores are those of one
+rank.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ups.config.schema import Recipe
 from ups.distributed.agreement import from_all
+from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parts import (
@@ -29,6 +31,8 @@ from ups.doctor.probes.parts import (
     exact,
     move_weights,
     open_run_data,
+    plain_gradient,
+    quick,
     run_steps,
     scored_trajectories,
     stage_name,
@@ -42,6 +46,33 @@ from ups.training.progress import Progress
 
 _SHOWN = 6
 _SCORE_TOLERANCE = 1e-6
+
+
+def check_alone(assignment: Assignment, report: Report) -> None:
+    """Two steps of each stage on one rank in float64, kept for the comparison with many ranks."""
+    recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch_size=None)
+    facts: dict[str, object] = {}
+    with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_run_data(assignment) as opened:
+        for index in range(len(recipe.stages)):
+            capture = Capture()
+            at = Progress(stage_index=index)
+            with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
+                weights = weights_of(parts)
+                parts.engine.begin()
+                plain = plain_gradient(parts)
+                if index == len(recipe.stages) - 1:
+                    facts["scores"] = validation_scores(recipe, opened, parts)
+                run_steps(parts)
+            counts = {"blocks in a step": recipe.data_of(index).blocks_per_step}
+            compare_gradients(
+                capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts
+            )
+            for kind, tensors in (("weights", weights), ("gradients", plain)):
+                save_file(tensors, assignment.work_dir / TENSORS.format(kind, index))
+            facts[f"rates_{index}"] = capture.rates
+    (assignment.work_dir / FACTS).write_text(json.dumps(facts))
+    report.facts |= facts
+    report.says = f"one rank trained {counted(len(recipe.stages), 'stage')} for two steps, with the right gradients"
 
 
 def check_parity(assignment: Assignment, report: Report) -> None:
