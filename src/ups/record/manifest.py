@@ -97,7 +97,7 @@ class Manifest:
             raise IntegrityError(f"{where} is not a manifest of version 1")
         checked = {}
         for path, entry in files.items():
-            if not _is_plain_relative(path):
+            if "\0" in path or path in _RESERVED or not {"", ".", ".."}.isdisjoint(path.split("/")):
                 raise IntegrityError(f"{where} names a path outside its directory: {path!r}")
             checked[path] = _checked_hash(entry, f"{where}, {path!r}")
         return cls(dict(sorted(checked.items())))
@@ -165,8 +165,8 @@ def commit_directory(
         (temporary / COMMITTED_NAME).unlink(missing_ok=True)
         clean_temporaries(temporary)  # a killed earlier attempt may have left a half-written MANIFEST to be hashed
         manifest = write_manifest(temporary, known_hashes)
-        for folder in _folders_below(temporary):
-            sync_path(folder)
+        for folder, _, _ in os.walk(temporary, topdown=False):
+            sync_path(Path(folder))
         marker = {"format": "ups-committed", "manifest_sha256": manifest.sha256, "version": 1}
         write_file_atomically(temporary / COMMITTED_NAME, (json.dumps(marker, sort_keys=True) + "\n").encode())
         if replacing:
@@ -237,7 +237,7 @@ def clean_temporaries(parent: Path) -> list[Path]:
         for name in names:
             path = parent / name
             if name.startswith(TEMPORARY_PREFIX):
-                _delete(path)
+                remove_path(path)
                 removed.append(path)
     except OSError as error:
         raise machine_error(f"cannot clean {parent}", error) from error
@@ -280,10 +280,6 @@ def _parse_json(content: bytes, where: str) -> dict[str, object]:
         raise IntegrityError(f"{where} cannot be used: {error}") from error
 
 
-def _is_plain_relative(path: str) -> bool:
-    return "\0" not in path and all(part not in ("", ".", "..") for part in path.split("/")) and path not in _RESERVED
-
-
 def _checked_hash(entry: object, where: str) -> FileHash:
     if isinstance(entry, dict):
         sha256, size = entry.get("sha256"), entry.get("size")
@@ -312,11 +308,6 @@ def _list_files(directory: Path) -> dict[str, int]:
                 elif path not in _RESERVED:
                     sizes[path] = entry.stat(follow_symlinks=False).st_size
     return dict(sorted(sizes.items()))
-
-
-def _folders_below(directory: Path) -> Iterator[Path]:
-    for folder, _, _ in os.walk(directory, topdown=False):
-        yield Path(folder)
 
 
 def _differences(expected: Mapping[str, FileHash], sizes: Mapping[str, int]) -> Iterator[str]:
@@ -410,8 +401,9 @@ def _recover(final: Path) -> None:
         remove_directory(aside)
 
 
-def _delete(path: Path) -> None:
+def remove_path(path: Path) -> None:
+    """Delete a directory with what is in it, a file or a link; what is not there is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)

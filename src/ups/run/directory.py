@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import re
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from ups.launch.job import NAMES as LAUNCH_NAMES
 from ups.record.checkpoints import list_checkpoints
 from ups.record.files import TEMPORARY_PREFIX, load_object, machine_error, read_object, write_file_atomically
 from ups.record.identity import RunIdentity, file_sha256
-from ups.record.manifest import MANIFEST_NAME, verify
+from ups.record.manifest import MANIFEST_NAME, remove_path, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RUNS, RunDir, is_bundle
 from ups.record.text import path_text
 from ups.registry import record_scripts
@@ -433,12 +432,12 @@ def remove_records(run_dir: Path) -> None:
         for folder, names in _IN_FOLDERS.items():
             _remove_from(run_dir / folder, names)
         if is_bundle(RunDir(run_dir).bundle):
-            _remove(RunDir(run_dir).bundle)
+            remove_path(RunDir(run_dir).bundle)
         for pattern in (f"{TEMPORARY_PREFIX}*", ".doctor-*"):
             for path in run_dir.glob(pattern):
-                _remove(path)
+                remove_path(path)
         for name in (*(entry.name for entry in _FILES), *INPUTS, RunDir.run_json.name):
-            _remove(run_dir / name)
+            remove_path(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error
 
@@ -450,7 +449,7 @@ def _remove_from(folder: Path, names: re.Pattern[str]) -> None:
     elif folder.is_dir():
         for path in folder.iterdir():
             if names.fullmatch(path.name):
-                _remove(path)
+                remove_path(path)
         with contextlib.suppress(OSError):  # it holds files that no run wrote
             folder.rmdir()
 
@@ -470,17 +469,10 @@ def leave_no_trace(run_dir: Path, before: Collection[str]) -> None:
     """
     try:
         for name in set(INPUTS) - set(before):
-            _remove(run_dir / name)
+            remove_path(run_dir / name)
         remove_if_empty(run_dir)
     except OSError:
         return  # the error that is on its way says more
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def remove_if_empty(run_dir: Path, locks: Collection[str] = (RunDir.supervisor_lock.name,)) -> list[str]:
