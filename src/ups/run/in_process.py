@@ -35,7 +35,7 @@ from ups.run.directory import check_inputs, last_step_of
 from ups.supervise.attempt import keep_rings
 from ups.supervise.checkpoints import damage_line, find_usable, last_commit, missing_proof
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, state_after
+from ups.supervise.run_file import RunFile, left
 from ups.supervise.supervisor_process import box_root
 from ups.supervise.trackers import Trackers
 from ups.training.progress import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
@@ -73,12 +73,8 @@ class _InProcess:
     def run(self) -> int:
         self.file.begin(ranks=1, max_restarts=0, box_root=self.root, identity=self.identity)
         document = self.file.document
-        number = len(document["attempts"])
-        self.entry = {"number": number, "started": time.time(), "from_checkpoint": None, "faults": []}
-        self.entry["overrides"] = dict(document["overrides"])
-        document["attempts"].append(self.entry)
-        box_dir = self.root / f"attempt_{number}"
-        document["blackbox_dir"] = str(box_dir)
+        self.entry, box_dir = self.file.begin_attempt(self.root)
+        number = self.entry["number"]
         recorder = Recorder(RunDir(self.run_dir).failure_stem(number, 0), 0, 1, number)
         try:
             # Micro-batch sizes that a supervisor has found to fit are kept.
@@ -145,12 +141,10 @@ class _InProcess:
         return self._verdict("completed", "", 0, f"step={step} ckpt={step} verified")
 
     def _left(self, number: int, step: int) -> int:
-        commit = find_usable(self.run_dir, self.identity).step
-        self.file.document["checkpoint"] = commit
-        state, code = state_after(number)
+        commit = self.file.document["checkpoint"] = find_usable(self.run_dir, self.identity).step
+        state, cause, code, detail = left(number, step, commit)
         self._end("left", step, code)
-        detail = f"ckpt={'-' if commit is None else commit} lost={max(0, step - (commit or 0))}"
-        return self._verdict(state, f"asked({signal.Signals(number).name})", code, detail)
+        return self._verdict(state, cause, code, detail)
 
     def _failed(self, error: BaseException, recorder: Recorder) -> None:
         """Write down what happened; must not raise, the error itself is on its way."""

@@ -44,11 +44,15 @@ _HINT = "look at it with `ups status`, or choose another run.name"
 TRAINED = ("completed", GATE_FAILED)
 
 
-def state_after(asked: int) -> tuple[str, int]:
-    """State and exit code of a run that left because it was asked to by signal `asked`; 0: a rank was asked."""
-    if asked == signal.SIGINT:
-        return "stopped", exit_code_of_signal(signal.SIGINT)
-    return "preempted", exit_code_of_signal(signal.SIGTERM)
+def left(asked: int, step: int, commit: int | None) -> tuple[str, str, int, str]:
+    """State, cause, exit code and detail of the verdict of a run that left at `step` because it was asked to.
+
+    asked: the signal; 0: ranks that left by themselves were asked by another process, a scheduler that signals all.
+    """
+    state, number = ("stopped", signal.SIGINT) if asked == signal.SIGINT else ("preempted", signal.SIGTERM)
+    cause = f"asked({signal.Signals(asked).name if asked else 'rank'})"
+    detail = f"ckpt={'-' if commit is None else commit} lost={max(0, step - (commit or 0))}"
+    return state, cause, exit_code_of_signal(number), detail
 
 
 Time = Annotated[float, Field(strict=True, ge=0, le=1e11)]  # seconds since 1970: a date that calendars still have
@@ -173,6 +177,16 @@ class RunFile:
         if known is not None:
             self.document["identity"] = known
         self.save()
+
+    def begin_attempt(self, box_root: Path, from_checkpoint: int | None = None) -> tuple[dict[str, Any], Path]:
+        """Add an attempt, without a save; returns its entry and the directory of its rings."""
+        number = len(self.document["attempts"])
+        entry = {"number": number, "started": time.time(), "from_checkpoint": from_checkpoint, "faults": []}
+        entry["overrides"] = dict(self.document["overrides"])
+        self.document["attempts"].append(entry)
+        box_dir = box_root / f"attempt_{number}"
+        self.document["blackbox_dir"] = str(box_dir)
+        return entry, box_dir
 
     def save(self) -> str:
         """Write the state; a full disk must not end the run that is being watched. Returns what went wrong, or ''."""

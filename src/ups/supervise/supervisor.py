@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from ups.supervise.head import Head
 from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
-from ups.supervise.run_file import RunFile, machine_mark, state_after
+from ups.supervise.run_file import RunFile, left, machine_mark
 from ups.supervise.supervisor_process import supervising
 
 if TYPE_CHECKING:
@@ -104,43 +103,28 @@ class _Supervision:
         remembered = document["overrides"].get(MICRO_BATCH_SIZE)
         if remembered:
             self._policy.micro_batch_size = remembered
-        number = len(document["attempts"])
         first = True
         while True:
             if self._head is not None and not self._head.gather(first):
-                return self._left_before_start()
+                # Asked to leave while other hosts were waited for.
+                commit = document["checkpoint"] = self._find_commit()
+                return self._verdict(*left(self._stop_request.number, 0, commit))
             if self._head is not None:
                 document |= {"hosts": self._head.labels(), "machine": machine_mark()}
             first = False
-            outcome = self._attempt(number)
+            outcome = self._attempt()
             state, cause, exit_code, detail = self._judge(outcome)
             if state != "again":
                 return self._verdict(state, cause, exit_code, detail)
-            number += 1
 
-    def _left_before_start(self) -> int:
-        """Asked to leave while other hosts were waited for."""
-        asked, commit = self._stop_request.number, self._find_commit()
-        self._file.document["checkpoint"] = commit
-        state, code = state_after(asked)
-        return self._verdict(state, f"asked({_name(asked)})", code, f"ckpt={_or_dash(commit)} lost=0")
-
-    def _attempt(self, number: int) -> Outcome:
+    def _attempt(self) -> Outcome:
         document, options, head = self._file.document, self._options, self._head
         usable = self._usable or self._find()
         if usable.foreign is not None:
             raise usable.foreign
         self._usable = None
-        entry: dict[str, Any] = {
-            "number": number,
-            "started": time.time(),
-            "from_checkpoint": usable.step,
-            "overrides": dict(document["overrides"]),
-            "faults": [],
-        }
-        document["attempts"].append(entry)
-        box_dir = self._box_root / f"attempt_{number}"
-        document["blackbox_dir"] = str(box_dir)
+        entry, box_dir = self._file.begin_attempt(self._box_root, usable.step)
+        number = entry["number"]
         self._box_dir, self._commits_offset = box_dir, 0
         self._file.save()
         self._shown.follow(number)
@@ -242,10 +226,7 @@ class _Supervision:
         commit = self._find_commit() if fault is None else fault.checkpoint
         self._file.document["checkpoint"] = commit
         if fault is None:
-            lost = max(0, outcome.last_step - (commit or 0))
-            state, code = state_after(asked)
-            # Ranks that left by themselves were asked by another process: a scheduler that signals all.
-            return state, f"asked({_name(asked) if asked else 'rank'})", code, f"ckpt={_or_dash(commit)} lost={lost}"
+            return left(asked, outcome.last_step, commit)
         decision = self._policy.decide(fault)
         again = decision.restart and not asked
         fault = fault.with_action(decision.action if not asked else "stop(asked_to_leave)")
@@ -258,8 +239,8 @@ class _Supervision:
                 self._options.check_inputs()
             return "again", fault.cause, 0, ""
         if asked:
-            state, code = state_after(asked)
-            return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
+            state, _, code, detail = left(asked, fault.step, commit)
+            return state, fault.cause, code, detail
         return "failed", fault.cause, exit_code_of_cause(fault.cause), f"why='ups why {path_text(run_dir)}'"
 
     def _lost_directory(self, outcome: Outcome, gone: str) -> tuple[str, str, int, str]:
@@ -360,11 +341,3 @@ class _ShownOutput:
 def _print(line: str) -> None:
     sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
-
-
-def _name(number: int) -> str:
-    return signal.Signals(number).name
-
-
-def _or_dash(step: int | None) -> str:
-    return "-" if step is None else str(step)

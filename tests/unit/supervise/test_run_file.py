@@ -13,7 +13,7 @@ import pytest
 
 from ups.errors import EXIT_CODES, ConfigError
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, find_run, hold_steps, list_runs, note_gate, read_run, state_after
+from ups.supervise.run_file import RunFile, find_run, hold_steps, left, list_runs, note_gate, read_run
 from ups.supervise.why import explain
 
 
@@ -121,9 +121,11 @@ def test_what_kept_the_state_from_being_written_is_reported(tmp_path: Path) -> N
 
 
 def test_a_run_that_was_asked_to_leave_ends_with_the_code_of_the_signal() -> None:
-    assert state_after(signal.SIGINT) == ("stopped", 130)
-    assert {state_after(number) for number in (0, signal.SIGTERM, signal.SIGHUP)} == {("preempted", 143)}
-    assert {code for _, code in map(state_after, (signal.SIGINT, signal.SIGTERM))} <= EXIT_CODES.keys()
+    assert left(signal.SIGINT, 12, 10) == ("stopped", "asked(SIGINT)", 130, "ckpt=10 lost=2")
+    assert left(0, 12, None) == ("preempted", "asked(rank)", 143, "ckpt=- lost=12")
+    ends = {number: left(number, 0, None) for number in (0, signal.SIGTERM, signal.SIGHUP)}
+    assert {(state, code) for state, _, code, _ in ends.values()} == {("preempted", 143)}
+    assert {130, 143} <= EXIT_CODES.keys()
 
 
 def judged(holds: bool) -> list[dict[str, Any]]:
