@@ -82,10 +82,6 @@ class Mixture:
         task = int(self._tasks[position])
         return task, cycles * self.quotas[task] + int(self._earlier[position])
 
-    def task_at(self, block: int) -> int:
-        """The task of a block."""
-        return int(self._tasks[block % self.cycle])
-
 
 def _quotas(shares: Float64) -> tuple[int, ...]:
     """Blocks of each task in a cycle: exact in the shortest cycle that can be, else by largest remainder."""
@@ -226,15 +222,6 @@ class Sampler:
     def tasks_of_step(self, step: int) -> tuple[int, ...]:
         """The task of each slot."""
         return tuple(self.locate(step, slot)[0] for slot in range(self.blocks_per_step))
-
-    def num_passes(self, step: int) -> tuple[float, ...]:
-        """How often each task has been seen in full before `step`, in passes."""
-        before = step * self.blocks_per_step
-        cycles, rest = divmod(before, self.mixture.cycle)
-        blocks = [cycles * quota for quota in self.mixture.quotas]
-        for block in range(rest):
-            blocks[self.mixture.task_at(block)] += 1
-        return tuple(n * b / s.size for n, b, s in zip(blocks, self.batch_sizes, self._streams, strict=True))
 
 
 def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], *, seed: int) -> Sampler:

@@ -170,12 +170,6 @@ def test_a_block_may_be_many_times_larger_than_its_task() -> None:
     assert counts.max() - counts.min() <= 2
 
 
-def test_passes_are_counted() -> None:
-    sampler = sampler_of([10, 20], 10, 2)
-    assert sampler.num_passes(0) == (0.0, 0.0)
-    assert sampler.num_passes(6) == (6.0, 3.0)
-
-
 def test_the_fingerprint_tells_another_order_from_the_same_one() -> None:
     base = sampler_of([10, 20], 10, 2).fingerprint
     assert sampler_of([10, 20], 10, 2).fingerprint == base
@@ -225,7 +219,6 @@ def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
             seen[block.task] += block.numbers.tolist()
     assert sorted(seen[0]) == sorted([*range(12)] * 2)
     assert sorted(seen[1]) == sorted([*range(10)] * 3)
-    assert sampler.num_passes(6) == (2.0, 3.0)
     equal = Sampler(["a", "b"], [12, 10], seed=1, batch_sizes=[4, 4], blocks_per_step=2)
     assert sampler.fingerprint != equal.fingerprint
 

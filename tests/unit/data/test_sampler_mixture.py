@@ -31,7 +31,7 @@ def shares_in(mixture: Mixture) -> np.ndarray:  # type: ignore[type-arg]
 @given(shares=SHARES)
 def test_no_prefix_is_a_whole_block_away_from_its_share(shares: list[float]) -> None:
     mixture = Mixture(shares)
-    tasks = np.array([mixture.task_at(b) for b in range(mixture.cycle)])
+    tasks = np.array([mixture.locate(b)[0] for b in range(mixture.cycle)])
     positions = np.arange(1, mixture.cycle + 1)
     for task, share in enumerate(shares_in(mixture)):
         assert np.abs(np.cumsum(tasks == task) - positions * share).max() < 1
@@ -42,7 +42,7 @@ def test_no_prefix_is_a_whole_block_away_from_its_share(shares: list[float]) -> 
 def test_earlier_blocks_are_known_without_counting(shares: list[float], block: int, far: int) -> None:
     mixture = Mixture(shares)
     task, earlier = mixture.locate(block)
-    assert earlier == sum(mixture.task_at(b) == task for b in range(block))
+    assert earlier == sum(mixture.locate(b)[0] == task for b in range(block))
     far_task, far_earlier = mixture.locate(far + mixture.cycle)
     assert mixture.locate(far) == (far_task, far_earlier - mixture.quotas[far_task])
 
@@ -61,13 +61,13 @@ def test_shares_are_respected_and_nobody_is_left_out(shares: list[float]) -> Non
 def test_equal_shares_are_a_round_robin() -> None:
     for num_tasks in (1, 2, 7, 100, 1000):
         mixture = Mixture([1.0] * num_tasks)
-        assert [mixture.task_at(b) for b in range(2 * num_tasks)] == [*range(num_tasks)] * 2
+        assert [mixture.locate(b)[0] for b in range(2 * num_tasks)] == [*range(num_tasks)] * 2
 
 
 def test_simple_weights_are_exact() -> None:
     mixture = Mixture([1, 2, 1])
     assert mixture.quotas == (1, 2, 1)
-    assert Counter(mixture.task_at(b) for b in range(400)) == {0: 100, 1: 200, 2: 100}
+    assert Counter(mixture.locate(b)[0] for b in range(400)) == {0: 100, 1: 200, 2: 100}
 
 
 def test_a_thousand_tasks_keep_their_shares_within_two_percent_of_the_average_share() -> None:
@@ -80,7 +80,7 @@ def test_a_thousand_tasks_keep_their_shares_within_two_percent_of_the_average_sh
 
 def test_a_dominant_task_does_not_bunch() -> None:
     mixture = Mixture([0.5] + [0.5 / 99] * 99)
-    tasks = [mixture.task_at(b) for b in range(mixture.cycle)]
+    tasks = [mixture.locate(b)[0] for b in range(mixture.cycle)]
     assert all(0 in pair for pair in zip(tasks[::2], tasks[1::2], strict=True))
 
 
