@@ -20,8 +20,8 @@ from ups.record.files import is_number, read_end, read_object
 from ups.record.run_dir import BUNDLE_FILE, RunDir
 from ups.record.text import counted, duration_text, printable
 from ups.run.many_runs import tags_of
-from ups.run.progress_line import rows_of
 from ups.supervise.run_file import RunDocument, faults_of, survey_runs
+from ups.tracking.metrics_file import rows_in
 
 MAX_METRICS_BYTES = 8 << 20
 MAX_SCORES_BYTES = 32 << 20
@@ -55,7 +55,7 @@ def loss_of(run_dir: Path) -> list[tuple[float, float]]:
     Steps that were repeated after a restart as they were computed last; at most MAX_POINTS, evenly, the last included.
     """
     lines = (read_end(RunDir(run_dir).metrics, MAX_METRICS_BYTES) or b"").splitlines()
-    rows = [row for row in rows_of(lines) if is_number(row.get("step")) and is_number(row.get("loss"))]
+    rows = [row for row in rows_in(lines) if is_number(row.get("step")) and is_number(row.get("loss"))]
     by_step = {float(row["step"]): float(row["loss"]) for row in rows if row.get("stage") == rows[-1].get("stage")}
     points, most = sorted(by_step.items()), MAX_POINTS - 1
     if len(points) <= MAX_POINTS:

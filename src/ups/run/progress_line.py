@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TextIO, TypeGuard
+from typing import Any, Self, TextIO
 
-from ups.record.files import open_regular
+from ups.record.files import is_number, open_regular
 from ups.record.log import log_shown_by, short_line
 from ups.record.run_dir import RunDir
 from ups.record.text import duration_text, printable
+from ups.tracking.metrics_file import new_rows, rows_in
 
 BAR_WIDTH = 20
 LIVE_SECONDS = 0.1
@@ -199,7 +199,6 @@ class MetricsFollower:
         self._stages = stage_names
         self._line = line
         self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = b""
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="ups-progress", daemon=True)
@@ -225,33 +224,23 @@ class MetricsFollower:
     def _show_new(self) -> None:
         # A closed pipe or terminal must not stop the run.
         with self._lock, contextlib.suppress(OSError, ValueError):
-            for row in self._new_rows():
-                self._show(row)
+            rows, self._offset = new_rows(self._path, self._offset)
+            for row in rows:
+                self._show(row or {})
 
     def _show(self, row: dict[str, Any]) -> None:
         text = describe(row, self._stages)
         if text and "steps_per_second" in row:
             done, total = row.get("stage_step"), row.get("stage_steps")
-            self._line.show(text, bar(done, total) if _is_number(done) and _is_number(total) else "")
+            self._line.show(text, bar(done, total) if is_number(done) and is_number(total) else "")
         elif text:
             self._line.note(text)
-
-    def _new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = self._rest + file.read()
-                self._offset = file.tell()
-        except OSError:
-            return []
-        *lines, self._rest = data.split(b"\n")
-        return rows_of(lines)
 
 
 def describe(row: dict[str, Any], stages: list[str]) -> str:
     """A row of metrics as a line of text; '' for rows that are neither progress nor validation."""
     if "steps_per_second" not in row:
-        scores = {k.removeprefix("valid/"): v for k, v in row.items() if k.startswith("valid/") and _is_number(v)}
+        scores = {k.removeprefix("valid/"): v for k, v in row.items() if k.startswith("valid/") and is_number(v)}
         if not scores:
             return ""
         return f"valid step {row.get('step', '?')}  " + "  ".join(_validation(scores))
@@ -259,7 +248,7 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
     name = stages[number] if number < len(stages) else str(number)
     rate = float(row["steps_per_second"] or 0)
     parts = [f"stage {number + 1}/{len(stages)} {name}", f"step {done}/{total or '?'}"]
-    if _is_number(row.get("loss")):
+    if is_number(row.get("loss")):
         parts.append(f"loss {row['loss']:.4g}")
     parts.append(f"{rate:.3g} steps/s")
     if rate > 0 and total:
@@ -310,26 +299,9 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     """All rows that a run has written; none if it has no metrics yet."""
     try:
         with open_regular(RunDir(run_dir).metrics) as file:  # a pipe would never answer
-            return [] if file is None else rows_of(file)
+            return [] if file is None else rows_in(file)
     except OSError:
         return []
-
-
-def rows_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The rows among the lines of a metrics.jsonl; the half line of a killed writer is left out."""
-    rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # the second: of a line of brackets, which is no row either
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def plain(text: str, *_styles: str) -> str:

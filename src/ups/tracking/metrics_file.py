@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,15 @@ def all_rows(path: Path) -> Iterator[dict[str, Any] | None]:
         yield from rows
 
 
+def rows_in(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The rows among some lines; the half line of a killed writer is left out."""
+    return [row for line in lines if (row := _row(line)) is not None]
+
+
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: of a line of brackets, which is no row either
         return None
     return row if isinstance(row, dict) else None
 
