@@ -27,6 +27,7 @@ from ups.record.failure import location_of_dump
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.attempt import Launcher
 from ups.supervise.options import Options
+from ups.supervise.rank_view import tail
 
 _POLL_SECONDS = 0.05
 # After the first rank has failed: time for the others to say what they saw, which decides nothing.
@@ -81,8 +82,9 @@ def run_program(program: CheckProgram, examination: Examination, work_dir: Path)
         launcher.end()
     # What died later was killed by us.
     exits = {rank: {**e, "ended_by_us": rank not in before} for rank, e in _exits(box_dir).items()}
-    out, err = ({rank: _read(RunDir(folder).log(0, rank, name)) for rank in range(ranks)} for name in ("out", "err"))
-    log = RunDir(folder).log(0, 0).parent
+    log_of = RunDir(folder).log
+    out, err = ({n: tail(log_of(0, n, name), _MAX_LOG_BYTES) for n in range(ranks)} for name in ("out", "err"))
+    log = log_of(0, 0).parent
     return Processes(out, err, exits, timed_out, log, " ".join(launcher.not_started.values()))
 
 
@@ -116,12 +118,6 @@ def _exits(box_dir: Path) -> dict[int, dict[str, Any]]:
             document = json.loads(path.read_text())
             exits[int(document["rank"])] = document
     return exits
-
-
-def _read(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_bytes()[-_MAX_LOG_BYTES:].decode(errors="replace")
-    return ""
 
 
 # How this process ends what is left.
