@@ -33,6 +33,7 @@ from pathlib import Path
 import google_crc32c
 
 from ups.errors import ConfigError, DiskFullError, MachineError
+from ups.record.files import try_lock
 from ups.record.text import size_text
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ class BlockCache:
         """
         deadline = time.monotonic() + LOCK_SECONDS
         with contextlib.ExitStack() as locks:
-            for number in sorted({_lock_number(key) for key in keys}):  # one order for all: no deadlock
+            hashes = (int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little") for key in keys)
+            for number in sorted({one % NUM_LOCKS for one in hashes}):  # one order for all: no deadlock
                 locks.enter_context(self._lock(f"fetch-{number:03x}", deadline - time.monotonic()))
             contents = [self.read(key) for key in keys]
             missing = [at for at, data in enumerate(contents) if data is None]
@@ -218,7 +220,9 @@ class BlockCache:
         with os.scandir(self._blocks) as folders:
             for folder in (one for one in folders if len(one.name) == 2 and one.is_dir(follow_symlinks=False)):
                 with os.scandir(folder.path) as entries:
-                    for entry in (one for one in entries if _is_block(folder.name, one.name)):
+                    for entry in (one for one in entries if _NAME.fullmatch(one.name)):
+                        if not entry.name.startswith((folder.name, _TEMPORARY)):
+                            continue
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
                             yield status.st_mtime, _on_disk(status.st_size), entry.path
@@ -240,14 +244,6 @@ class BlockCache:
             os.close(descriptor)
 
 
-def _is_block(folder: str, name: str) -> bool:
-    return _NAME.fullmatch(name) is not None and name.startswith((folder, _TEMPORARY))
-
-
-def _lock_number(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little") % NUM_LOCKS
-
-
 def _on_disk(size: int) -> int:
     return -(-size // _DISK_BYTES) * _DISK_BYTES
 
@@ -260,13 +256,7 @@ def _close(descriptor: int, temporary: str) -> None:
 
 def _lock_within(descriptor: int, seconds: float) -> None:
     deadline, pause = time.monotonic() + seconds, 0.001
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return
+    while not try_lock(descriptor) and time.monotonic() <= deadline:
         time.sleep(pause)
         pause = min(0.02, 2 * pause)
 
@@ -277,12 +267,9 @@ def _writer_is_dead(path: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     finally:
         os.close(descriptor)
-    return True
 
 
 def _trouble(directory: Path, error: OSError) -> MachineError:

@@ -273,6 +273,15 @@ class HeldDirectory:
         os.close(self._descriptor)
 
 
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file for this process alone; False if another has it. Raises OSError where there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def hold_partial(partial: Path, doing: str) -> Iterator[None]:
     """Make and hold a directory: two that fill it at once would do everything twice.

@@ -5,7 +5,6 @@ the directory of the rings, in shared memory where there is enough.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import queue
 import secrets
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Self
 
 from ups.record import processes
+from ups.record.files import try_lock
 from ups.record.run_dir import RunDir
 from ups.supervise.attempt import StopRequest
 
@@ -145,7 +145,7 @@ def sweep_box_roots() -> None:
                 continue
             descriptor = _open(path)
             try:
-                if _lock(descriptor):
+                if try_lock(descriptor):
                     shutil.rmtree(path)
             finally:
                 os.close(descriptor)
@@ -158,18 +158,10 @@ def _make_held() -> tuple[Path, int]:
         root.mkdir(mode=0o700)  # fails if it exists already
         with contextlib.suppress(FileNotFoundError):  # swept before it was locked: another one
             descriptor = _open(root)
-            if _lock(descriptor) and root.exists():
+            if try_lock(descriptor) and root.exists():
                 return root, descriptor
             os.close(descriptor)
 
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
