@@ -71,20 +71,9 @@ def skypilot(
     """
     from ups.launch.skypilot import TASK_NAME, SkyPilotJob, command, submit, task, text
 
+    settings = {"install": install, "max_price": max_price, "max_hours": max_hours, "mirror": mirror, "variables": env}
     machine, run_dir, cpus = rented_job(
-        recipe,
-        set,
-        install=install,
-        max_price=max_price,
-        max_hours=max_hours,
-        mirror=mirror,
-        data=data,
-        secrets=secret,
-        variables=env,
-        hosts=nodes,
-        gpus=gpus,
-        ranks=ranks_per_node,
-        has_data=bool(volume),
+        recipe, set, data, secret, settings, hosts=nodes, gpus=gpus, ranks=ranks_per_node, has_data=bool(volume)
     )
     job = SkyPilotJob(machine, run_dir, nodes, cpus, gpus, spot, infra, volume, disk)
     path = RunDir(run_dir).launch / TASK_NAME
@@ -128,20 +117,8 @@ def vast(
     """
     from ups.launch.vast import VastJob, launch
 
-    machine, run_dir, _ = rented_job(
-        recipe,
-        set,
-        install=install,
-        max_price=max_price,
-        max_hours=max_hours,
-        mirror=mirror,
-        data=data,
-        secrets=secret,
-        variables=env,
-        hosts=1,
-        gpus=gpus,
-        ranks=ranks,
-    )
+    settings = {"install": install, "max_price": max_price, "max_hours": max_hours, "mirror": mirror, "variables": env}
+    machine, run_dir, _ = rented_job(recipe, set, data, secret, settings, hosts=1, gpus=gpus, ranks=ranks)
     job = VastJob(machine, run_dir, gpus, image, disk)
     if dry_run:
         _show(job, vastai, json)
@@ -254,13 +231,14 @@ def command(python: str, recipe: str, changes: list[str]) -> list[str]:
 def rented_job(
     recipe: str,
     changes: list[str],
+    data: list[str],
+    secrets: list[str],
+    settings: dict[str, Any],
     *,
     hosts: int,
     gpus: str,
     ranks: int | None,
-    secrets: list[str],
     has_data: bool = False,
-    **settings: Any,
 ) -> tuple[RentedJob, Path, int]:
     """The run for a machine that begins empty, its run directory here, and the processors of one host.
 
@@ -271,12 +249,13 @@ def rented_job(
     resolved = resolve(recipe_file(recipe), changes)
     ranks_here, cpus_here = share(resolved.recipe, hosts, num_gpus(gpus), ranks)
     if not has_data:
-        require_data(resolved.recipe, settings["data"])
+        require_data(resolved.recipe, data)
     text = dump_brief_recipe(resolved.recipe)
     machine = RentedJob(
         name=resolved.recipe.run.name,
         recipe=text,
         started=time.time(),
+        data=data,
         secrets=secret_names(text, secrets),
         ranks=hosts * ranks_here,
         **settings,
