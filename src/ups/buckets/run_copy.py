@@ -229,10 +229,12 @@ class RunCopy:
             self._send_checkpoint(missing[0])
             self._remove_old()
             return True
-        sha256 = self._bundle_here()
-        if sha256 and sha256 != self._bundle:
-            self._send(RunDir(self._run_dir).bundle, RunDir.bundle.name, read_manifest(RunDir(self._run_dir).bundle))
-            self._bundle = sha256
+        bundle, manifest = RunDir(self._run_dir).bundle, None
+        with contextlib.suppress(UpsError, OSError):
+            manifest = read_manifest(bundle)
+        if manifest is not None and manifest.sha256 != self._bundle:
+            self._send(bundle, bundle.name, manifest)
+            self._bundle = manifest.sha256
             return True
         return False
 
@@ -284,11 +286,6 @@ class RunCopy:
                 if is_committed(path):
                     manifests[step] = read_manifest(path).sha256
         return manifests
-
-    def _bundle_here(self) -> str:
-        with contextlib.suppress(UpsError, OSError):
-            return read_manifest(RunDir(self._run_dir).bundle).sha256
-        return ""
 
     def _send_checkpoint(self, step: int) -> None:
         assert self._steps is not None
