@@ -90,7 +90,8 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
     channels = [values[:, :, c] for c in moving]
     if max(_activity(v) for v in channels) < FIXED / 4:
         return BoundaryGuess("unknown", "nothing happens near the ends")
-    repeats = all(_ends_agree(v) for v in channels) and max(_seam(v[..., :-1]).by_median for v in channels) < SEAM
+    agree = all(_rms(v[..., 0] - v[..., -1]) < 1e-5 * (float(v.std()) or 1.0) for v in channels)
+    repeats = agree and max(_seam(v[..., :-1]).by_median for v in channels) < SEAM
     if repeats and max(_wander(v[..., 0], v) for v in channels) > FIXED:
         why = "the last point is the first again in every frame"
         # Fields that are mirror images of themselves between two walls have equal ends, too.
@@ -157,10 +158,6 @@ def _activity(v: Values) -> float:
     usual = _rms(steps)
     slopes = max(_rms(steps[..., :2]), _rms(steps[..., -2:])) / usual if usual else 0.0
     return max(_wander(v[..., 0], v), _wander(v[..., -1], v), slopes)
-
-
-def _ends_agree(v: Values) -> bool:
-    return _rms(v[..., 0] - v[..., -1]) < 1e-5 * (float(v.std()) or 1.0)
 
 
 @dataclass(frozen=True)

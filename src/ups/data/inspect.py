@@ -264,7 +264,8 @@ def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
     num_columns = len(_some(reader.num_frames))
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     rows = [(trajectory, channel) for trajectory in chosen for channel in range(len(names))]
-    height = 2.5 * min(2.0, max(0.5, _aspect(reader)))
+    width, depth = (float(points[-1] - points[0]) for points in reader.coordinates[:2])
+    height = 2.5 * min(2.0, max(0.5, depth / width))
     figure.set_size_inches(2.6 * num_columns + 1.4, height * len(rows) + 0.7)
     axes = figure.subplots(len(rows), num_columns, squeeze=False, sharex=True, sharey=True)
     labels = _labels(reader, "state")
@@ -352,11 +353,6 @@ def _edges(centers: Any) -> Any:
         return np.array([centers[0] - 0.5, centers[0] + 0.5])
     middle = (centers[1:] + centers[:-1]) / 2
     return np.concatenate([[2 * centers[0] - middle[0]], middle, [2 * centers[-1] - middle[-1]]])
-
-
-def _aspect(reader: Reader) -> float:
-    x, y = reader.coordinates[:2]
-    return float((y[-1] - y[0]) / (x[-1] - x[0]))
 
 
 def _title(reader: Reader) -> str:

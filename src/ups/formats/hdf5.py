@@ -458,15 +458,12 @@ class Hdf5File(TrajectoryFile):
     groups: tuple[str, ...] = ()
     offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def array(self, source: FileField, row: int) -> ArraySurvey:
-        """The array of a field that a trajectory is in."""
-        assert isinstance(source.array, ArraySurvey)
-        if self.groups:
-            return array_of_group(source.array, self.groups[row], self.offsets, row)
-        return source.array
-
     def values(self, source: FileField, row: int, frames: slice) -> Array:
-        return read_region(self.key, self.array(source, row), source.region(row, frames))
+        array = source.array
+        assert isinstance(array, ArraySurvey)
+        if self.groups:
+            array = array_of_group(array, self.groups[row], self.offsets, row)
+        return read_region(self.key, array, source.region(row, frames))
 
 
 def array_of_group(array: ArraySurvey, group: str, offsets: Mapping[str, tuple[int, ...]], row: int) -> ArraySurvey:

@@ -170,12 +170,18 @@ def this_cpu() -> Device:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             pieces, sizes = _Pieces(), [torch.randn(2, 64, 16, 16), torch.randn(8, 64, 32, 32)]
-        watches = [_one_pass(pieces, sizes) for _ in range(_REPEATS + 1)][1:]
+        watches = []
+        for _ in range(_REPEATS + 1):
+            with OperationTrace() as watch:
+                for x in sizes:
+                    pieces(x).backward()
+            pieces.zero_grad(set_to_none=True)
+            watches.append(watch)
     finally:
         torch.set_num_threads(threads)
     # The same operations in every pass: the median of each is its undisturbed time.
-    times = [statistics.median(column) for column in zip(*(w.seconds for w in watches), strict=True)]
-    done = list(zip(watches[0].operations, times, strict=True))
+    times = [statistics.median(column) for column in zip(*(w.seconds for w in watches[1:]), strict=True)]
+    done = list(zip(watches[1].operations, times, strict=True))
     launch = statistics.median([t for op, t in done if op.num_bytes < _SMALL_BYTES])
     moves = [(op.num_bytes, t) for op, t in done if op.kind == MOVE and op.num_bytes >= _SMALL_BYTES]
     far = [(size, t) for size, t in moves if size > NEAR_BYTES]
@@ -190,15 +196,6 @@ def this_cpu() -> Device:
     return Device(
         "cpu", rates, bandwidth, launch, memory, bandwidth / 4, "measured here, one thread", False, near_bandwidth
     )
-
-
-def _one_pass(pieces: nn.Module, sizes: list[Tensor]) -> OperationTrace:
-    watch = OperationTrace()
-    with watch:
-        for x in sizes:
-            pieces(x).backward()
-    pieces.zero_grad(set_to_none=True)
-    return watch
 
 
 # Of one GPU: 419 unexpected interruptions of 16,384 H100 in 54 days ("The Llama 3 Herd of Models", 2024).
