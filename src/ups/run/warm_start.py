@@ -30,19 +30,16 @@ def keep_starts(run_dir: Path, recipe: Recipe) -> None:
     """Copy into the run what its stages start from, unless it is there already."""
     for index in from_outside(recipe):
         path = RunDir(run_dir).start(index)
-        if not is_bundle(path):
-            path.parent.mkdir(exist_ok=True)
-            _write_bundle(path, recipe.stages[index].start_from or "")
-
-
-def _write_bundle(path: Path, name: str) -> None:
-    source = _find(name)
-    if is_bundle(source):
+        if is_bundle(path):
+            continue
+        path.parent.mkdir(exist_ok=True)
+        source = _find(recipe.stages[index].start_from or "")
+        if not is_bundle(source):
+            make_bundle(path, _trained(source), [])
+            continue
         bundle = load_bundle(source)
         text = (source / CONFIG_NAME).read_text(encoding="utf-8")
         write_bundle(path, bundle.stepper, bundle.info, config_text=text, card=write_card(source.name, bundle.info))
-    else:
-        make_bundle(path, _trained(source), [])
 
 
 def _find(name: str) -> Path:

@@ -95,7 +95,9 @@ def _rank_end(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
     cause, at, cascade, message = causes.cause_of_exit(code), "-", False, str(ended.get("message", ""))
     name = causes.base_name(cause)
     if cause == "killed(SIGKILL)" and out_of_memory_kill:
-        return _killed_for_memory(view, ended)
+        what = ended.get("not_started") or ended.get("message")
+        message = "the kernel's oom_kill counter moved while this rank was killed" + (f": {what}" if what else "")
+        return RankEnd(view.rank, time_ns, "out_of_memory", step, phase, message=message)
     if ended.get("not_started") or ended.get("wrapper_failed"):
         text = str(ended.get("not_started") or ended["wrapper_failed"])
         return RankEnd(view.rank, time_ns, "launcher_failed", step, phase, message=text[:500])
@@ -109,13 +111,6 @@ def _rank_end(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
             cascade = True  # a communication library gave up on a peer and aborted the process
         message = _last_words(log) or message
     return RankEnd(view.rank, time_ns, cause, step, phase, at, cascade, message)
-
-
-def _killed_for_memory(view: RankView, ended: dict[str, Any]) -> RankEnd:
-    what = ended.get("not_started") or ended.get("message")
-    message = "the kernel's oom_kill counter moved while this rank was killed" + (f": {what}" if what else "")
-    step, phase = position(view)
-    return RankEnd(view.rank, int(ended["time_monotonic_ns"]), "out_of_memory", step, phase, message=message)
 
 
 def clean(view: RankView) -> bool:

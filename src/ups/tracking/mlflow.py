@@ -40,7 +40,7 @@ class MlflowTracker(Tracker):
         self._client = MlflowClient(tracking_uri=uri)
         self._waiting: list[Any] = []
         experiment = self._experiment(config.experiment)
-        self.id = self._find(run, experiment) or self._create(run, experiment)
+        self.id = self._find_or_make(run, experiment)
         self.url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}" if uri.startswith("http") else uri
         self.url = bare_addresses(self.url)  # it is shown and written down; the variable may hold a password
         self._describe(config, run)
@@ -81,14 +81,11 @@ class MlflowTracker(Tracker):
                     raise
         return str(experiment.experiment_id)
 
-    def _find(self, run: TrackedRun, experiment: str) -> str:
-        """The id that the server has given this run earlier, '' if it does not know it."""
-        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
-        return str(runs[0].info.run_id) if runs else ""
-
-    def _create(self, run: TrackedRun, experiment: str) -> str:
-        made = self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: run.id})
-        return str(made.info.run_id)
+    def _find_or_make(self, run: TrackedRun, experiment: str) -> str:
+        """The id that the server has given this run earlier, or gives it now."""
+        known = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
+        made = known or [self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: run.id})]
+        return str(made[0].info.run_id)
 
     def _describe(self, config: MlflowConfig, run: TrackedRun) -> None:
         """Say that the run continues, and what it is made from; parameters that the server has cannot be changed."""
