@@ -140,10 +140,7 @@ def _without_fault(document: RunDocument, healed: int) -> Iterator[str]:
     state = document["state"]
     yield document["verdict"] or f"state={state}"
     yield ""
-    if state == "died":
-        yield f"What it means: {meaning('supervisor_died')}."
-        yield f"What to do: {what_to_do('supervisor_died')}"
-    elif state == "running":
+    if state == "running":
         known = f"{healed} faults so far, each restarted" if healed else "no fault so far"
         yield f"The run continues; {known}. `ups status` shows what it is doing."
     elif state == GATE_FAILED:
@@ -151,8 +148,8 @@ def _without_fault(document: RunDocument, healed: int) -> Iterator[str]:
         yield f"What to do: {what_to_do(document['cause'])}"
         yield ""
         yield from gate_lines(document)
-    elif state == "failed":
-        # Refused by the supervisor itself, before ranks were started.
+    elif state in ("died", "failed"):
+        # The supervisor died, or has itself refused the run before ranks were started.
         yield f"What it means: {meaning(document['cause'])}."
         yield f"What to do: {what_to_do(document['cause'])}"
     elif healed:
