@@ -58,7 +58,6 @@ CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 30.0
 MAX_RETRIES = 3
 RETRY_SECONDS = 60.0
-SCHEMES = ("s3", "gs", "https")
 # The order in which they count: the name that is about S3 alone first, as the tools of AWS have it.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")

@@ -229,7 +229,8 @@ class RunCopy:
             self._send_checkpoint(missing[0])
             self._remove_old()
             return True
-        bundle, manifest = RunDir(self._run_dir).bundle, None
+        bundle = RunDir(self._run_dir).bundle
+        manifest: Manifest | None = None
         with contextlib.suppress(UpsError, OSError):
             manifest = read_manifest(bundle)
         if manifest is not None and manifest.sha256 != self._bundle:
