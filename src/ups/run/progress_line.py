@@ -231,8 +231,8 @@ class MetricsFollower:
     def _show(self, row: dict[str, Any]) -> None:
         text = describe(row, self._stages)
         if text and "steps_per_second" in row:
-            done, total = row.get("stage_step"), row.get("stage_steps")
-            self._line.show(text, bar(done, total) if is_number(done) and is_number(total) else "")
+            known = is_number(row.get("stage_step")) and is_number(row.get("stage_steps"))
+            self._line.show(text, bar(row["stage_step"], row["stage_steps"]) if known else "")
         elif text:
             self._line.note(text)
 

@@ -181,7 +181,12 @@ class RunFile:
     def begin_attempt(self, box_root: Path, from_checkpoint: int | None = None) -> tuple[dict[str, Any], Path]:
         """Add an attempt, without a save; returns its entry and the directory of its rings."""
         number = len(self.document["attempts"])
-        entry = {"number": number, "started": time.time(), "from_checkpoint": from_checkpoint, "faults": []}
+        entry: dict[str, Any] = {
+            "number": number,
+            "started": time.time(),
+            "from_checkpoint": from_checkpoint,
+            "faults": [],
+        }
         entry["overrides"] = dict(self.document["overrides"])
         self.document["attempts"].append(entry)
         box_dir = box_root / f"attempt_{number}"
