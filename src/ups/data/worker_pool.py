@@ -34,7 +34,7 @@ from ups.data.rank_source import MAX_MESSAGE, REQUEST, ArrayBatch, BatchReply, E
 from ups.errors import DataError, MachineError, WorkerError, error_of_cause
 from ups.record.causes import CRASH_SIGNALS, signal_name
 from ups.record.failure import Frame, location_of_dump, set_origin
-from ups.record.processes import module_command, read_process
+from ups.record.processes import ONE_THREAD, module_command, read_process
 
 # Requests on the way to one worker: more might fill the socket of a stopped worker, and asking would block the rank.
 MAX_ASKED = 128
@@ -43,7 +43,6 @@ _STOPPED_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 _KILL_SECONDS = 5.0
 _SLICE_SECONDS = 0.5
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass
@@ -268,7 +267,7 @@ def _start(number: int, rank: int, payload: bytes) -> _Worker:
         process = subprocess.Popen(
             module_command("ups.data.worker", *map(str, arguments)),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
             pass_fds=(theirs.fileno(), source_file),
         )
     except BaseException:

@@ -172,7 +172,8 @@ class Bisection:
                 tried[chosen] = self._same_failure_of(chosen)
             return tried[chosen] is not None
 
-        suspected = (self._suspected_task(),)
+        facts = self.finding.last.facts if self.finding.last is not None else {}
+        suspected = (str(facts.get("task") or (facts.get("windows") or {}).get("task")),)
         if len(everything) > 1 and suspected[0] in everything and fails(suspected):
             names = suspected
         while len(names) > 1:
@@ -199,10 +200,6 @@ class Bisection:
         if variant is None or outcome is None or not outcome.same_failure(self.finding.failure):
             return None
         return variant, outcome
-
-    def _suspected_task(self) -> str:
-        facts = self.finding.last.facts if self.finding.last is not None else {}
-        return str(facts.get("task") or (facts.get("windows") or {}).get("task"))
 
     def _settings(self) -> None:
         assert self.finding.failure is not None

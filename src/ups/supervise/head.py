@@ -84,15 +84,14 @@ def _with_consequences(failed: Sequence[Outcome]) -> Fault:
     """The first cause, with what other hosts saw as its consequences."""
     first = failed[0].fault
     assert first is not None
-    others = [_as_consequence(one) for one in failed[1:]]
-    return replace(first, consequences=[*first.consequences, *others][:MAX_CONSEQUENCES])
-
-
-def _as_consequence(one: Outcome) -> dict[str, Any]:
-    assert one.fault is not None
     keys = ("rank", "host", "cause", "at", "step", "phase")
-    known = {key: getattr(one.fault, key) for key in keys}
-    return {**known, "time_monotonic_ns": one.time_ns, "message": one.fault.message[:500]}
+    others = [
+        {key: getattr(one.fault, key) for key in keys}
+        | {"time_monotonic_ns": one.time_ns, "message": one.fault.message[:500]}
+        for one in failed[1:]
+        if one.fault is not None
+    ]
+    return replace(first, consequences=[*first.consequences, *others][:MAX_CONSEQUENCES])
 
 
 # A connection that was closed by the other side is made again at once, if there is anybody who can.

@@ -181,13 +181,8 @@ class RunFile:
     def begin_attempt(self, box_root: Path, from_checkpoint: int | None = None) -> tuple[dict[str, Any], Path]:
         """Add an attempt, without a save; returns its entry and the directory of its rings."""
         number = len(self.document["attempts"])
-        entry: dict[str, Any] = {
-            "number": number,
-            "started": time.time(),
-            "from_checkpoint": from_checkpoint,
-            "faults": [],
-        }
-        entry["overrides"] = dict(self.document["overrides"])
+        entry: dict[str, Any] = {"number": number, "started": time.time(), "from_checkpoint": from_checkpoint}
+        entry |= {"overrides": dict(self.document["overrides"]), "faults": []}
         self.document["attempts"].append(entry)
         box_dir = box_root / f"attempt_{number}"
         self.document["blackbox_dir"] = str(box_dir)
