@@ -104,7 +104,7 @@ def job(machine: RentedJob) -> str:
 # The key is in the environment, and on no command line. An image without Python is destroyed at once. What writes
 # main.pid continues while the watchdog starts: a file that is still empty says nothing.
 _START = r"""#!/usr/bin/env bash
-# Written by `ups launch vast`: packed below are what destroys this machine, and what it does.
+# By `ups launch vast`: what destroys this machine, and its job.
 set -u
 export HOME="${HOME:-/root}"
 mkdir -p "$HOME/@PLACE" && cd "$HOME/@PLACE" || exit 5

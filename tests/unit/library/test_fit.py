@@ -133,7 +133,7 @@ def test_a_second_interrupt_leaves_at_once(recipe: ups.Recipe, monkeypatch: pyte
 def test_an_error_is_written_into_the_run_and_raised(recipe: ups.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     from ups.training.engine import Engine
 
-    def broken(self: Engine, number: int) -> None:
+    def broken(self: Engine, finite: object, number: int) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(Engine, "_update", broken)
