@@ -106,7 +106,6 @@ def init(
     data: Annotated[
         list[str],
         typer.Option(
-            "--data",
             metavar="FILE",
             help="NumPy, HDF5, MATLAB 7.3, NetCDF or Zarr; a folder or a pattern of them; "
             "may be given many times, or a store.",

@@ -80,9 +80,7 @@ def import_data(
     task: Annotated[
         Path | None,
         typer.Option(
-            "--task",
-            metavar="TASK.yaml",
-            help="What the arrays mean; default the task.yaml next to FILE, else a guess.",
+            metavar="TASK.yaml", help="What the arrays mean; default the task.yaml next to FILE, else a guess."
         ),
     ] = None,
     valid_fraction: ValidOption = 0.1,
@@ -251,18 +249,15 @@ PathsArgument = Annotated[
 ]
 ProblemOption = Annotated[
     str | None,
-    typer.Option(
-        "--problem", metavar="NAME", help="Problem of PDEBench that the files hold, where they do not say so."
-    ),
+    typer.Option(metavar="NAME", help="Problem of PDEBench that the files hold, where they do not say so."),
 ]
 TaskOption = Annotated[
     Path | None,
-    typer.Option("--task", metavar="TASK.yaml", help="What the arrays mean; default the task.yaml next to them."),
+    typer.Option(metavar="TASK.yaml", help="What the arrays mean; default the task.yaml next to them."),
 ]
 FormatOption = Annotated[
     str,
     typer.Option(
-        "--format",
         metavar="NAME",
         help="Which reader opens PATH: store, pdebench, the_well, or one of an installed package; auto looks at it.",
     ),
@@ -272,10 +267,8 @@ FormatOption = Annotated[
 @app.command(short_help="Say what is in it, and draw it.")
 def inspect(
     paths: PathsArgument,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Also draw it (png, pdf or svg).")
-    ] = None,
-    split: Annotated[str, typer.Option("--split", help="Which split the picture shows.")] = "train",
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it (png, pdf or svg).")] = None,
+    split: Annotated[str, typer.Option(help="Which split the picture shows.")] = "train",
     problem: ProblemOption = None,
     task: TaskOption = None,
     format: FormatOption = "auto",
@@ -305,9 +298,7 @@ def validate(
     paths: PathsArgument,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow", metavar="KIND", help="A kind of finding that is right for this data; may be given many times."
-        ),
+        typer.Option(metavar="KIND", help="A kind of finding that is right for this data; may be given many times."),
     ] = None,
     drift_tolerance: Annotated[
         float, typer.Option(help="Largest drift of a conserved integral, relative to the field's size.")

@@ -105,9 +105,7 @@ def _fetch(name: str, out: Path, only: list[str], mirror: str | None, jobs: int,
 
 def cache(
     recipe: RecipeArgument,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The cache. [default: `cache` of the stage]")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The cache. [default: `cache` of the stage]")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. [default: `cache_dtype` of the stage]")
     ] = None,

@@ -44,7 +44,7 @@ def doctor(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, max=1024, help="Ranks to try; default one per GPU, else 2.")
+        int | None, typer.Option(min=1, max=1024, help="Ranks to try; default one per GPU, else 2.")
     ] = None,
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Find which part of a failing recipe the failure needs.")
@@ -52,16 +52,13 @@ def doctor(
     compare_python: Annotated[
         str | None,
         typer.Option(
-            "--compare-python",
             metavar="PYTHON",
             help="Train the same few steps with the Python of another environment, and find the first number that "
             "differs.",
         ),
     ] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, max=100_000, help="Steps that --bisect and --compare-python train.")
-    ] = 4,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Time limit of all trials of --bisect.")] = 30.0,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps that --bisect and --compare-python train.")] = 4,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time limit of all trials of --bisect.")] = 30.0,
     set: SetOption = [],  # noqa: B006 - typer copies it
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,

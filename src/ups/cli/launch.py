@@ -35,32 +35,24 @@ def skypilot(
     max_price: MaxPriceOption,
     max_hours: MaxHoursOption,
     install: InstallOption,
-    gpus: Annotated[str, typer.Option("--gpus", metavar="KIND:COUNT", help="GPUs of a host, such as A100:8.")] = "",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=10_000, help="Hosts.")] = 1,
+    gpus: Annotated[str, typer.Option(metavar="KIND:COUNT", help="GPUs of a host, such as A100:8.")] = "",
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Hosts.")] = 1,
     ranks_per_node: Annotated[
-        int | None,
-        typer.Option("--ranks-per-node", min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1."),
+        int | None, typer.Option(min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1.")
     ] = None,
     spot: Annotated[
         bool, typer.Option("--spot", help="Machines that may be taken away; the run continues on others.")
     ] = False,
-    infra: Annotated[
-        str, typer.Option("--infra", metavar="WHERE", help="Such as aws/us-east-1; default anywhere.")
-    ] = "",
+    infra: Annotated[str, typer.Option(metavar="WHERE", help="Such as aws/us-east-1; default anywhere.")] = "",
     volume: Annotated[
-        str,
-        typer.Option(
-            "--volume", metavar="NAME", help="A volume that all hosts write, with the data; for several hosts."
-        ),
+        str, typer.Option(metavar="NAME", help="A volume that all hosts write, with the data; for several hosts.")
     ] = "",
-    disk: Annotated[int, typer.Option("--disk", min=10, max=65_536, metavar="GB", help="Disk of a host.")] = 100,
+    disk: Annotated[int, typer.Option(min=10, max=65_536, metavar="GB", help="Disk of a host.")] = 100,
     mirror: MirrorOption = "",
     data: DataOption = [],  # noqa: B006 - typer copies it
     secret: SecretOption = [],  # noqa: B006 - typer copies it
     env: EnvOption = [],  # noqa: B006 - typer copies it
-    sky: Annotated[
-        str, typer.Option("--sky", metavar="PROGRAM", help="SkyPilot, in an environment of its own.")
-    ] = "sky",
+    sky: Annotated[str, typer.Option(metavar="PROGRAM", help="SkyPilot, in an environment of its own.")] = "sky",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the task, and submit nothing.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -95,16 +87,16 @@ def vast(
     max_price: MaxPriceOption,
     max_hours: MaxHoursOption,
     install: InstallOption,
-    gpus: Annotated[str, typer.Option("--gpus", metavar="KIND:COUNT", help="In Vast's names, such as RTX_4090:1.")],
-    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="A Docker image with Python and torch.")],
+    gpus: Annotated[str, typer.Option(metavar="KIND:COUNT", help="In Vast's names, such as RTX_4090:1.")],
+    image: Annotated[str, typer.Option(metavar="IMAGE", help="A Docker image with Python and torch.")],
     mirror: MirrorOption,
-    ranks: Annotated[int | None, typer.Option("--ranks", min=1, max=1024, help="Default one for each GPU.")] = None,
-    disk: Annotated[int, typer.Option("--disk", min=10, max=65_536, metavar="GB", help="Disk of the machine.")] = 50,
+    ranks: Annotated[int | None, typer.Option(min=1, max=1024, help="Default one for each GPU.")] = None,
+    disk: Annotated[int, typer.Option(min=10, max=65_536, metavar="GB", help="Disk of the machine.")] = 50,
     data: DataOption = [],  # noqa: B006 - typer copies it
     secret: SecretOption = [],  # noqa: B006 - typer copies it
     env: EnvOption = [],  # noqa: B006 - typer copies it
     vastai: Annotated[
-        str, typer.Option("--vastai", metavar="PROGRAM", help="Vast's client, in an environment of its own.")
+        str, typer.Option(metavar="PROGRAM", help="Vast's client, in an environment of its own.")
     ] = "vastai",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and rent nothing.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
@@ -175,25 +167,20 @@ def _show(job: VastJob, program: str, json: bool) -> None:
 
 
 MaxPriceOption = Annotated[
-    float, typer.Option("--max-price", metavar="DOLLARS", help="Most that all hosts together may cost in an hour.")
+    float, typer.Option(metavar="DOLLARS", help="Most that all hosts together may cost in an hour.")
 ]
 MaxHoursOption = Annotated[
-    float,
-    typer.Option("--max-hours", metavar="HOURS", help="From now on; then the run has saved and the machine is gone."),
+    float, typer.Option(metavar="HOURS", help="From now on; then the run has saved and the machine is gone.")
 ]
 InstallOption = Annotated[
-    str,
-    typer.Option(
-        "--install", metavar="WHAT", help="What pip installs there: a wheel or a repository of ups, by address."
-    ),
+    str, typer.Option(metavar="WHAT", help="What pip installs there: a wheel or a repository of ups, by address.")
 ]
 MirrorOption = Annotated[
-    str, typer.Option("--mirror", metavar="URL", help="Bucket for checkpoints and results: s3://bucket/prefix.")
+    str, typer.Option(metavar="URL", help="Bucket for checkpoints and results: s3://bucket/prefix.")
 ]
 DataOption = Annotated[
     list[str],
     typer.Option(
-        "--data",
         metavar="PATH=URL",
         help="A path of the recipe and the bucket that holds it; a URL that ends in / is a directory. May be given "
         "many times.",
@@ -202,15 +189,13 @@ DataOption = Annotated[
 SecretOption = Annotated[
     list[str],
     typer.Option(
-        "--secret",
         metavar="NAME",
         help="Name of a variable with a secret, such as AWS_SECRET_ACCESS_KEY; the value is not asked for. May be "
         "given many times.",
     ),
 ]
 EnvOption = Annotated[
-    list[str],
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable that is no secret. May be given many times."),
+    list[str], typer.Option(metavar="NAME=VALUE", help="A variable that is no secret. May be given many times.")
 ]
 
 
@@ -275,25 +260,20 @@ def launch() -> None:
 @app.command(short_help="Submit a run to Slurm; it is queued again when its time is up.")
 def slurm(
     recipe: RecipeArgument,
-    time: Annotated[str, typer.Option("--time", metavar="TIME", help="Limit of a job, such as 24:00:00.")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=10_000, help="Hosts.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=0, max=64, help="GPUs of a host.")] = 0,
+    time: Annotated[str, typer.Option(metavar="TIME", help="Limit of a job, such as 24:00:00.")],
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Hosts.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, max=64, help="GPUs of a host.")] = 0,
     ranks_per_node: Annotated[
-        int | None,
-        typer.Option("--ranks-per-node", min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1."),
+        int | None, typer.Option(min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1.")
     ] = None,
-    partition: Annotated[str, typer.Option("--partition", metavar="NAME", help="Where the job waits.")] = "",
-    account: Annotated[str, typer.Option("--account", metavar="NAME", help="Who pays.")] = "",
+    partition: Annotated[str, typer.Option(metavar="NAME", help="Where the job waits.")] = "",
+    account: Annotated[str, typer.Option(metavar="NAME", help="Who pays.")] = "",
     sbatch: Annotated[
         list[str],
-        typer.Option(
-            "--sbatch", metavar="OPTION", help="Another option of sbatch: --sbatch=--qos=long. May be given many times."
-        ),
+        typer.Option(metavar="OPTION", help="Another option of sbatch: --sbatch=--qos=long. May be given many times."),
     ] = [],  # noqa: B006 - typer copies it
     over: OverOption = [],  # noqa: B006 - typer copies it
-    sweep: Annotated[
-        list[str], typer.Option("--sweep", metavar="FIELD=VALUE,...", help="Earlier form of --over.")
-    ] = [],  # noqa: B006 - typer copies it
+    sweep: Annotated[list[str], typer.Option(metavar="FIELD=VALUE,...", help="Earlier form of --over.")] = [],  # noqa: B006 - typer copies it
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -344,35 +324,27 @@ def slurm(
 @app.command(short_help="Write the manifest of a run for kubectl.")
 def kubernetes(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, below this directory.")],
-    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="An image with ups in it.")],
+    image: Annotated[str, typer.Option(metavar="IMAGE", help="An image with ups in it.")],
     claim: Annotated[
-        str,
-        typer.Option(
-            "--claim", metavar="NAME", help="Volume claim that all pods write, mounted as /work: this directory."
-        ),
+        str, typer.Option(metavar="NAME", help="Volume claim that all pods write, mounted as /work: this directory.")
     ],
-    hosts: Annotated[int, typer.Option("--hosts", min=1, max=10_000, help="Pods, one on a host.")] = 1,
-    gpus_per_host: Annotated[int, typer.Option("--gpus-per-host", min=0, max=64, help="GPUs of a pod.")] = 0,
+    hosts: Annotated[int, typer.Option(min=1, max=10_000, help="Pods, one on a host.")] = 1,
+    gpus_per_host: Annotated[int, typer.Option(min=0, max=64, help="GPUs of a pod.")] = 0,
     ranks_per_host: Annotated[
-        int | None,
-        typer.Option("--ranks-per-host", min=1, max=1024, help="Ranks of a pod; default one for each GPU, else 1."),
+        int | None, typer.Option(min=1, max=1024, help="Ranks of a pod; default one for each GPU, else 1.")
     ] = None,
     memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Memory of a pod, such as 64Gi; default 8Gi for each rank.")
+        str, typer.Option(metavar="SIZE", help="Memory of a pod, such as 64Gi; default 8Gi for each rank.")
     ] = "",
-    secret: Annotated[
-        str, typer.Option("--secret", metavar="NAME", help="A Secret whose keys become variables of the pods.")
-    ] = "",
+    secret: Annotated[str, typer.Option(metavar="NAME", help="A Secret whose keys become variables of the pods.")] = "",
     env: EnvOption = [],  # noqa: B006 - typer copies it
-    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where it runs.")] = "",
-    node_label: Annotated[
-        list[str], typer.Option("--node-label", metavar="KEY=VALUE", help="A label of the nodes. Repeatable.")
-    ] = [],  # noqa: B006 - typer copies it
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Where it runs.")] = "",
+    node_label: Annotated[list[str], typer.Option(metavar="KEY=VALUE", help="A label of the nodes. Repeatable.")] = [],  # noqa: B006 - typer copies it
     toleration: Annotated[
-        list[str], typer.Option("--toleration", metavar="KEY[=VALUE][:EFFECT]", help="A tolerated taint. Repeatable.")
+        list[str], typer.Option(metavar="KEY[=VALUE][:EFFECT]", help="A tolerated taint. Repeatable.")
     ] = [],  # noqa: B006 - typer copies it
-    priority: Annotated[str, typer.Option("--priority", metavar="NAME", help="A PriorityClass.")] = "",
-    queue: Annotated[str, typer.Option("--queue", metavar="NAME", help="A queue of Kueue.")] = "",
+    priority: Annotated[str, typer.Option(metavar="NAME", help="A PriorityClass.")] = "",
+    queue: Annotated[str, typer.Option(metavar="NAME", help="A queue of Kueue.")] = "",
     jobset: Annotated[
         bool, typer.Option("--jobset", help="A JobSet, which restarts all pods together; the cluster must have JobSet.")
     ] = False,

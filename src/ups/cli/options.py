@@ -10,7 +10,6 @@ RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe 
 SetOption = Annotated[
     list[str],
     typer.Option(
-        "--set",
         metavar="FIELD=VALUE",
         help="Change a field, as if the recipe had been edited: engine.precision=bfloat16, stages.0.steps=100. "
         "May be given many times.",
@@ -19,7 +18,6 @@ SetOption = Annotated[
 OverOption = Annotated[
     list[str],
     typer.Option(
-        "--over",
         metavar="FIELD=[VALUE, ...]",
         help="A run for each value of a YAML list: 'run.seed=[0, 1, 2]'. Fields that change together: 'A,B=[[1, 2], "
         "[3, 4]]'. Given twice: a run for each combination.",
@@ -38,14 +36,13 @@ def _use_scripts(paths: list[str]) -> list[str]:
 PluginOption = Annotated[
     list[str],
     typer.Option(
-        "--plugin",
         metavar="FILE.py",
         help="Run this script first, which registers models, losses, metrics or other parts. May be given many times.",
         callback=_use_scripts,
         is_eager=True,
     ),
 ]
-RanksOption = Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")]
+RanksOption = Annotated[int, typer.Option(min=1, max=100_000, help="Processes that train together.")]
 OnlyTasksOption = Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")]
 StartFrameOption = Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -18,20 +18,18 @@ app = new_app()
 @app.command()
 def plan(
     recipe: RecipeArgument,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, max=65536, help="Devices, one rank each.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=65536, help="Devices, one rank each.")] = 1,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="A GPU such as h100; default what this machine has.")
+        str | None, typer.Option(metavar="NAME", help="A GPU such as h100; default what this machine has.")
     ] = None,
-    price_per_hour: Annotated[
-        float | None, typer.Option("--price-per-hour", min=0, help="Of one device, in your currency.")
-    ] = None,
+    price_per_hour: Annotated[float | None, typer.Option(min=0, help="Of one device, in your currency.")] = None,
     failure_hours: Annotated[
-        float | None, typer.Option("--failure-hours", min=0.01, help="Hours between failures of one GPU or CPU.")
+        float | None, typer.Option(min=0.01, help="Hours between failures of one GPU or CPU.")
     ] = None,
-    restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From a failure to work.")] = 120.0,
-    storage: Annotated[float, typer.Option("--storage", min=0.001, help="Checkpoints are written at, GB/s.")] = 1.0,
+    restart_seconds: Annotated[float, typer.Option(min=0, help="From a failure to work.")] = 120.0,
+    storage: Annotated[float, typer.Option(min=0.001, help="Checkpoints are written at, GB/s.")] = 1.0,
     network: Annotated[
-        float | None, typer.Option("--network", min=0.01, help="Of a host of 8 GPUs, Gbit/s; default by GPU.")
+        float | None, typer.Option(min=0.01, help="Of a host of 8 GPUs, Gbit/s; default by GPU.")
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also train a few steps of each stage here, on one rank.")

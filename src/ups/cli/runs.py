@@ -235,7 +235,7 @@ why_app = new_app()
 def why(
     run: RunOrNewest = None,
     json: JsonOption = False,
-    fault: Annotated[int | None, typer.Option("--fault", help="Which fault to explain; 0 is the first.")] = None,
+    fault: Annotated[int | None, typer.Option(help="Which fault to explain; 0 is the first.")] = None,
 ) -> None:
     """Explain why a run stopped or restarted: one line per fault, what to do, then the evidence."""
     run_dir = run_or_newest(run)

@@ -42,12 +42,9 @@ def train(
     recipe: RecipeArgument,
     ranks: RanksOption = 1,
     hosts: Annotated[
-        int,
-        typer.Option("--hosts", min=1, max=10_000, help="Hosts that the ranks are spread over, equally many on each."),
+        int, typer.Option(min=1, max=10_000, help="Hosts that the ranks are spread over, equally many on each.")
     ] = 1,
-    host: Annotated[
-        int | None, typer.Option("--host", min=0, help="Number of this host, from 0; default SLURM_NODEID.")
-    ] = None,
+    host: Annotated[int | None, typer.Option(min=0, help="Number of this host, from 0; default SLURM_NODEID.")] = None,
     address: Annotated[
         str, typer.Option(metavar="ADDRESS:PORT", help="Where host 0 listens for the others; the same on every host.")
     ] = "",
@@ -199,8 +196,8 @@ sweep_app = new_app()
 def sweep(
     recipe: RecipeArgument,
     over: OverOption,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Runs at the same time on this host.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes of each run.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at the same time on this host.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, max=100_000, help="Processes of each run.")] = 1,
     slurm: Annotated[
         str,
         typer.Option(metavar="OPTIONS", help="Submit an array, with these options of `ups launch slurm`: '--time 30'."),
