@@ -139,7 +139,8 @@ class _Work:
             try:
                 while waiting:
                     done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
-                    self._show()
+                    if self._progress is not None:
+                        self._progress(self._there + sum(list(self._bytes.values())), self._all_bytes)
                     for future in (one for one in done if not one.cancelled()):
                         error = future.exception()
                         if isinstance(error, UpsError):
@@ -165,19 +166,12 @@ class _Work:
     def _one(self, wanted: Wanted) -> None:
         path = wanted.file.path
         partial = self._folder / PARTIAL / path.replace("/", "+")
-        md5 = Fetch(wanted.file, wanted.target, partial, lambda n: self._count(path, n), self._stop).run()
+        md5 = Fetch(wanted.file, wanted.target, partial, lambda n: self._bytes.update({path: n}), self._stop).run()
         status = wanted.target.stat()
         with self._lock:
             self._num_fetched += 1
             self._known[path] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "md5": md5}
             write_file_atomically(self._folder / PARTIAL / "verified.json", json.dumps(self._known).encode())
-
-    def _count(self, path: str, num_bytes: int) -> None:
-        self._bytes[path] = num_bytes
-
-    def _show(self) -> None:
-        if self._progress is not None:
-            self._progress(self._there + sum(list(self._bytes.values())), self._all_bytes)
 
 
 def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any], stop: threading.Event) -> Wanted:

@@ -220,7 +220,8 @@ class _Validator:
 
     def _examine_given(self, fixed: Window) -> Iterator[Finding]:
         if not np.isfinite(fixed.parameters).all():
-            bad = [p.name for p, v in zip(self.reader.task.parameters, fixed.parameters, strict=True) if not _finite(v)]
+            finite = np.isfinite(fixed.parameters)
+            bad = [p.name for p, good in zip(self.reader.task.parameters, finite, strict=True) if not good]
             yield self.finding("not_finite", f"parameter {', '.join(bad)} is not finite", field=bad[0])
         for role in ("static", "target"):
             values: Float32 = getattr(fixed, role)
@@ -328,10 +329,6 @@ def _weights(reader: Reader) -> npt.NDArray[np.float32]:
 
 def _space_axes(block: Float32) -> tuple[int, ...]:
     return tuple(range(2, block.ndim))
-
-
-def _finite(value: object) -> bool:
-    return bool(np.isfinite(value))  # type: ignore[call-overload]
 
 
 def _count_bad(values: Float32) -> int:

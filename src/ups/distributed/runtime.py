@@ -79,7 +79,8 @@ class Runtime:
             device = choose_device(config.device, env)
             strategy = choose_strategy(config.strategy, env)
             _fix_arithmetic(stack, config, env, device)
-            place = RankInfo(env.rank, env.world_size, env.local_rank, env.local_world_size, _kind(device))
+            kind: DeviceKind = "cuda" if device.type == "cuda" else "cpu"
+            place = RankInfo(env.rank, env.world_size, env.local_rank, env.local_world_size, kind)
             if strategy == "single":
                 yield Runtime(place, device, strategy, env.attempt, None, None, None)
                 return
@@ -152,10 +153,6 @@ def make_mesh(device_type: str, world_size: int, shard_ranks: int | None) -> Dev
     if shard == world_size:
         return init_device_mesh(device_type, (shard,), mesh_dim_names=(SHARD,))
     return init_device_mesh(device_type, (world_size // shard, shard), mesh_dim_names=("replicate", SHARD))
-
-
-def _kind(device: torch.device) -> DeviceKind:
-    return "cuda" if device.type == "cuda" else "cpu"
 
 
 def _fix_arithmetic(

@@ -371,9 +371,8 @@ def _one_time_png(example: Example, channel: int) -> bytes:
 
 
 def _space_time_png(example: Example, channel: int) -> bytes:
-    plt = pyplot()
     rows = _rows(example, channel)
-    figure, grid = plt.subplots(
+    figure, grid = pyplot().subplots(
         1, len(rows), figsize=(3.4 * len(rows) + 0.6, 4.0), layout="constrained", sharey=True, squeeze=False
     )
     last = len(example.prediction) - 1

@@ -262,8 +262,7 @@ def curve_figure(
     curves: Mapping[str, Sequence[float]], title: str, y_label: str, x_label: str, *, x: Sequence[float] | None = None
 ) -> str:
     """Lines on a logarithmic scale, one per predictor, as SVG. Steps that blew up are missing from a line."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=SIZE)
+    figure, axes = pyplot().subplots(figsize=SIZE)
     for number, (name, values) in enumerate(curves.items()):
         line = np.asarray(values, np.float64)
         at = np.arange(1, len(line) + 1) if x is None else np.asarray(x, np.float64)
@@ -280,8 +279,7 @@ def spectrum_figure(truth: Sequence[float], predicted: Mapping[str, Sequence[flo
     truth, predicted: energies of the shells 0, 1, 2, ...; shell 0 (the mean) has no place on a logarithmic axis, which
     ends where energies are next to nothing compared with the whole energy of the truth.
     """
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=SIZE)
+    figure, axes = pyplot().subplots(figsize=SIZE)
     lines = {"truth": truth, **predicted}
     energies = {name: np.asarray(values, np.float64) for name, values in lines.items()}
     least = max(float(energies["truth"].sum()) * LEAST_ENERGY, np.finfo(np.float64).tiny)
@@ -299,8 +297,7 @@ def spectrum_figure(truth: Sequence[float], predicted: Mapping[str, Sequence[flo
 
 def rank_figure(shares: Sequence[float], title: str) -> str:
     """How often the truth is above so many members, as SVG, with the line that chance would give."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=SIZE)
+    figure, axes = pyplot().subplots(figsize=SIZE)
     axes.bar(np.arange(len(shares)), np.asarray(shares, np.float64), color=LINE_COLORS[0], width=0.9)
     axes.axhline(1 / len(shares), color="#000000", linewidth=1)
     axes.set(xlabel="members below the truth", ylabel="share of the points", title=title)
@@ -313,8 +310,7 @@ def cost_figure(settings: Sequence[tuple[float, float, str]], model: tuple[float
 
     Settings of one family (one grid) are joined by a line; the model is a star.
     """
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=SIZE)
+    figure, axes = pyplot().subplots(figsize=SIZE)
     families = list(dict.fromkeys(family for _, _, family in settings))
     for number, family in enumerate(families):
         points = sorted((c, e) for c, e, f in settings if f == family and np.isfinite(e) and e > 0)

@@ -86,11 +86,6 @@ def _fits(letters: str, shape: tuple[int, ...], sizes: Sizes) -> bool:
     return True
 
 
-def _kind(text: str) -> Boundary:
-    upper = text.upper()
-    return next((kind for word, kind in _WORDS if word in upper), "unknown")
-
-
 @dataclass(frozen=True, slots=True)
 class WellLayout:
     """One file. coordinates: rising; flipped: axes along which the file has them falling.
@@ -239,7 +234,8 @@ class _Understanding:
         """Add one condition to the ends and masks; returns the numbers of the axes that it concerns."""
         survey, sizes = self.survey, self.sizes
         attributes, name = survey.attributes[group], group.split("/")[1]
-        kind = _kind(" ".join(map(str, attributes.get("bc_type", []))) or name)
+        words = (" ".join(map(str, attributes.get("bc_type", []))) or name).upper()
+        kind: Boundary = next((found for word, found in _WORDS if word in words), "unknown")
         dims = [str(dim) for dim in attributes.get("associated_dims", [])]
         numbers = [self.axes.index(dim) for dim in dims if dim in self.axes]
         mask = survey.arrays.get(f"{group}/mask")

@@ -322,7 +322,7 @@ class SimulatorModule(nn.Module):
                 if part.ndim != dims + 2 + several:
                     raise BundleError(f"{name} has shape {tuple(part.shape)}", hint=_shapes(task, context))
                 fields.append(part[:, None] if name == "state" and not several else part)
-        space, num_samples, like = fields[0].shape[-dims:], fields[0].shape[0], self._like()
+        space, num_samples, like = fields[0].shape[-dims:], fields[0].shape[0], next(self.stepper.parameters()).detach()
         if any(part.shape[-dims:] != space or part.shape[0] != num_samples for part in fields):
             raise BundleError("state and static differ in samples or grid", hint=_shapes(task, context))
         domain = fit_domain(task, self._grids[task.name], tuple(space), {}, rescale=False)
@@ -336,9 +336,6 @@ class SimulatorModule(nn.Module):
             coordinates=[torch.from_numpy(c.copy()).to(like) for c in domain.trained],
         )
         return batch, resampling
-
-    def _like(self) -> Tensor:
-        return next(self.stepper.parameters()).detach()
 
 
 def _shapes(task: TaskSpec, context: int) -> str:

@@ -356,7 +356,8 @@ class _Life:
                     for row in ours:
                         self._number = int(row["id"])
                         self._ask_to_destroy(self._number)
-                    if not ours and not self._may_appear():
+                    late = self._unclear is not None and time.monotonic() - self._unclear < self._patience.late
+                    if not ours and not late:
                         return
                 except VastError as error:
                     self._tell(f"{error.message}; asking again")
@@ -383,9 +384,6 @@ class _Life:
         return isinstance(row.get("id"), int) and (
             row["id"] == self._number or (row.get("label") == self._job.label and bool(self._job.label))
         )
-
-    def _may_appear(self) -> bool:
-        return self._unclear is not None and time.monotonic() - self._unclear < self._patience.late
 
     def _read_log(self, number: int) -> tuple[int, bool] | None:
         try:
