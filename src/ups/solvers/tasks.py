@@ -9,6 +9,7 @@ resolves it; each choice is written next to it here and in docs/benchmark-tasks.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,9 +68,11 @@ class SolverTask:
         return f"{module}:{self.solver.__qualname__}"
 
 
+_in_1d = functools.partial(SolverTask, resolution=128, num_frames=41)
+_in_2d = functools.partial(SolverTask, resolution=32, num_frames=21)
 _PERIODIC_X = (AxisSpec("x", "periodic", 1.0),)
 
-advection1d = SolverTask(
+advection1d = _in_1d(
     spec=TaskSpec(
         name="advection1d",
         fields=(FieldSpec("u"),),
@@ -81,14 +84,12 @@ advection1d = SolverTask(
         equation="u_t + beta u_x = 0; u0 = sum of two sines, wave numbers 1..8, amplitudes in [0, 1]",
     ),
     solver=spectral.advection1d,
-    resolution=128,
-    num_frames=41,
     reduction="exact values",
     choices="nothing was open",
     solvable={"beta": (0.01, 16.0)},  # the solution is a formula
 )
 
-burgers1d = SolverTask(
+burgers1d = _in_1d(
     spec=TaskSpec(
         name="burgers1d",
         fields=(FieldSpec("u"),),
@@ -100,14 +101,12 @@ burgers1d = SolverTask(
         equation="u_t + (u^2/2)_x = (nu/pi) u_xx; u0 as in advection1d",
     ),
     solver=spectral.burgers1d,
-    resolution=128,
-    num_frames=41,
     reduction="cell averages",
     choices="1,024 solver points: the thinnest front is 0.003 wide, thinner than a stored cell",
     solvable={"nu": (0.01, 1.0)},  # a larger viscosity only makes it smoother
 )
 
-ks1d = SolverTask(
+ks1d = _in_1d(
     spec=TaskSpec(
         name="ks1d",
         fields=(FieldSpec("u"),),
@@ -118,14 +117,12 @@ ks1d = SolverTask(
         equation="u_t + u u_x + u_xx + u_xxxx = 0",
     ),
     solver=spectral.ks1d,
-    resolution=128,
-    num_frames=41,
     reduction="spectral truncation",
     choices="u0 = cosines 1..8 with amplitudes in [0, 1]; zero mean",
     start=50.0,
 )
 
-reacdiff1d = SolverTask(
+reacdiff1d = _in_1d(
     spec=TaskSpec(
         name="reacdiff1d",
         fields=(FieldSpec("u"),),
@@ -139,8 +136,6 @@ reacdiff1d = SolverTask(
         equation="u_t = nu u_xx + rho u (1 - u); u0 = one to three bumps, 0 <= u <= 1",
     ),
     solver=spectral.reacdiff1d,
-    resolution=128,
-    num_frames=41,
     reduction="cell averages",
     choices=(
         "fronts move at 2 sqrt(nu rho) = 0.063 to 0.253, so in 4 time units the middle one covers the domain "
@@ -148,7 +143,7 @@ reacdiff1d = SolverTask(
     ),
 )
 
-euler1d = SolverTask(
+euler1d = _in_1d(
     spec=TaskSpec(
         name="euler1d",
         fields=(FieldSpec("density"), FieldSpec("pressure"), FieldSpec("velocity", tensor_rank=1)),
@@ -158,8 +153,6 @@ euler1d = SolverTask(
         equation="rho_t + (rho v)_x = 0; (rho v)_t + (rho v^2 + p)_x = 0; E_t + ((E + p) v)_x = 0; gamma = 1.4",
     ),
     solver=finite_volume.euler1d,
-    resolution=128,
-    num_frames=41,
     reduction="cell averages",
     choices=(
         "2 to 5 pieces, density log-uniform in [0.25, 2], pressure log-uniform in [0.2, 2], velocity in "
@@ -168,7 +161,7 @@ euler1d = SolverTask(
     ),
 )
 
-ns2d = SolverTask(
+ns2d = _in_2d(
     spec=TaskSpec(
         name="ns2d",
         fields=(FieldSpec("vorticity"), FieldSpec("forcing", role="static")),
@@ -179,8 +172,6 @@ ns2d = SolverTask(
         equation="w_t + v . grad w = 0.02 lap w - 0.1 w + f; curl v = w, div v = 0; f = -4 cos(4 y)",
     ),
     solver=spectral.ns2d,
-    resolution=32,
-    num_frames=21,
     reduction="spectral truncation",
     choices=(
         "Reynolds number 50 (viscosity 0.02), 4 forcing waves, drag 0.1: irregular in time, and resolved to "
@@ -191,7 +182,7 @@ ns2d = SolverTask(
     start=12.0,
 )
 
-swe2d = SolverTask(
+swe2d = _in_2d(
     spec=TaskSpec(
         name="swe2d",
         fields=(FieldSpec("height"), FieldSpec("momentum", tensor_rank=1)),
@@ -202,8 +193,6 @@ swe2d = SolverTask(
         equation="h_t + div m = 0; m_t + div(m m / h + h^2/2) = 0 (gravity 1); round dam break, walls reflect",
     ),
     solver=finite_volume.swe2d,
-    resolution=32,
-    num_frames=21,
     reduction="cell averages",
     choices=(
         "depth 1 outside, 1.2 to 2.5 inside a disc of radius 0.1 to 0.25 with its centre in [0.3, 0.7]^2; waves "
@@ -212,7 +201,7 @@ swe2d = SolverTask(
     trajectories_per_chunk=8,
 )
 
-diffreact2d = SolverTask(
+diffreact2d = _in_2d(
     spec=TaskSpec(
         name="diffreact2d",
         fields=(FieldSpec("u"), FieldSpec("v")),
@@ -222,8 +211,6 @@ diffreact2d = SolverTask(
         equation="u_t = 1e-3 lap u + u - u^3 - 5e-3 - v; v_t = 5e-3 lap v + u - v; no flow through the boundary",
     ),
     solver=diffreact.diffreact2d,
-    resolution=32,
-    num_frames=21,
     reduction="spectral truncation",
     choices="u0 and v0: noise of standard deviation 0.5 in the first 16 cosine modes of each axis; t from 1 to 5",
     start=1.0,
