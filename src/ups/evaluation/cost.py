@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -92,7 +92,9 @@ def verdict(settings: Sequence[dict[str, Any]], model: dict[str, float], *, stea
     unit = "per sample" if steady else "per step and trajectory"
     able = [s for s in settings if s["error"] <= model["error"]]
     shown = min(able or settings, key=lambda s: float(s["milliseconds" if able else "error"]))
-    price = f"({_words(shown)}, error {shown['error']:.3g}) costs {shown['milliseconds']:.3g} ms {unit}"
+    steps = f", {counted(shown['substeps'], 'step')} per frame" if shown["substeps"] else ""
+    points = f"{shown['points']} points per axis{steps}"
+    price = f"({points}, error {shown['error']:.3g}) costs {shown['milliseconds']:.3g} ms {unit}"
     if not able:
         sentence = (
             f"None of {len(settings)} solver settings is as accurate as the model (error {model['error']:.3g}); "
@@ -106,11 +108,6 @@ def verdict(settings: Sequence[dict[str, Any]], model: dict[str, float], *, stea
         f"{price}; the model costs {model['milliseconds']:.3g} ms: {factor}."
     )
     return {"cheapest": shown, "speedup": speedup, "sentence": sentence}
-
-
-def _words(setting: Mapping[str, Any]) -> str:
-    steps = f", {counted(setting['substeps'], 'step')} per frame" if setting["substeps"] else ""
-    return f"{setting['points']} points per axis{steps}"
 
 
 def _measure(
