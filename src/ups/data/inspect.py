@@ -279,11 +279,8 @@ def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
             image = _show(axis, reader, plane, style)
             if channel == 0:
                 where = f"{_name_of(reader, split, shots[trajectory][0])}\n" if column == 0 else ""
-                axis.set_title(
-                    f"{where}t = {reader.times_in(split, trajectory)[frames[trajectory][column]]:.3g}",
-                    fontsize=9,
-                    loc="left",
-                )
+                time = reader.times_in(split, trajectory)[frames[trajectory][column]]
+                axis.set_title(f"{where}t = {time:.3g}", fontsize=9, loc="left")
             if row == len(rows) - 1:
                 axis.set_xlabel(_axis_label(reader, 0))
             if column == 0:
@@ -293,8 +290,8 @@ def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
 
 def _draw_steady(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
     task = reader.task
-    columns = [("static", i, n) for i, n in enumerate(task.channel_names("static")[:MAX_CHANNELS])]
-    columns += [("target", i, n) for i, n in enumerate(task.channel_names("target")[:MAX_CHANNELS])]
+    roles: tuple[Role, ...] = ("static", "target")
+    columns = [(role, i, n) for role in roles for i, n in enumerate(task.channel_names(role)[:MAX_CHANNELS])]
     figure.set_size_inches(4.0 * len(columns) + 0.4, 3.3 * len(chosen) + 0.7)
     axes = figure.subplots(len(chosen), len(columns), squeeze=False)
     labels = {**_labels(reader, "static"), **_labels(reader, "target")}
@@ -342,9 +339,7 @@ def _style(values: Any) -> dict[str, Any]:
 
 def _some(num_frames: int, exactly: int | None = None) -> list[int]:
     """Some frames of a trajectory; as many as asked for, even if some are then shown twice."""
-    if exactly is not None:
-        return [int(i) for i in np.linspace(0, num_frames - 1, exactly).round()]
-    return [int(i) for i in np.unique(np.linspace(0, num_frames - 1, NUM_FRAMES).round().astype(int))]
+    return [int(i) for i in np.linspace(0, num_frames - 1, exactly or min(NUM_FRAMES, num_frames)).round()]
 
 
 def _edges(centers: Any) -> Any:
@@ -372,8 +367,7 @@ def _labels(reader: Reader, role: Any) -> dict[str, str]:
     """Channel name -> label with its unit."""
     task = reader.task
     owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
-    names = task.channel_names(role)
-    return {name: _with_unit(name, owner.unit) for name, owner in zip(names, owners, strict=True)}
+    return {name: _with_unit(name, f.unit) for name, f in zip(task.channel_names(role), owners, strict=True)}
 
 
 def _axis_label(reader: Reader, number: int) -> str:

@@ -68,11 +68,14 @@ def run_program(program: CheckProgram, examination: Examination, work_dir: Path)
     box_dir.mkdir(parents=True)
     ranks = examination.ranks if program.ranks else 1
     words = (program.module, str(work_dir))
+    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "UPS_PROBE_SECONDS": str(program.seconds)}
+    environment |= examination.environment
     options = Options(
         run_dir=folder,
         ranks=ranks,
         command=tuple(processes.module_command("ups.doctor.probes", *words, python=examination.python)),
-        environment=_variables(program, examination),
+        environment=environment,
     )
     launcher = Launcher(options, 0, box_dir, {})
     try:
@@ -98,17 +101,6 @@ def _wait(launcher: Launcher, box_dir: Path, seconds: float) -> bool:
             settled = time.monotonic() + _SETTLE_SECONDS
         time.sleep(_POLL_SECONDS)
     return False
-
-
-def _variables(program: CheckProgram, examination: Examination) -> dict[str, str]:
-    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-    return {
-        **threads,
-        "PYTHONFAULTHANDLER": "1",
-        "PYTHONUNBUFFERED": "1",
-        "UPS_PROBE_SECONDS": str(program.seconds),
-        **examination.environment,
-    }
 
 
 def _exits(box_dir: Path) -> dict[int, dict[str, Any]]:

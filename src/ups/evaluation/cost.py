@@ -121,7 +121,8 @@ def _measure(
         part = range(first, min(first + size, count))
         # always `size` of them: compiled solvers would compile again for another number
         batch, truth = read_inputs(reader, split, [part[i % len(part)] for i in range(size)], plan, CPU, torch.float64)
-        inputs = Given(*(np.ascontiguousarray(t.numpy()) for t in (_last(batch.state), batch.static, batch.parameters)))
+        last = batch.state[:, :0].flatten(1, 2) if task.steady else batch.state[:, -1]
+        inputs = Given(*(np.ascontiguousarray(t.numpy()) for t in (last, batch.static, batch.parameters)))
 
         def run(inputs: Given = inputs) -> Float64:
             with np.errstate(all="ignore"):
@@ -133,11 +134,6 @@ def _measure(
         if first == 0:
             milliseconds = 1e3 * cpu_seconds(run) / (size * plan.num_steps)
     return score.summary()["trmse"], milliseconds
-
-
-def _last(state: torch.Tensor) -> torch.Tensor:
-    """(B, C, *S): the last given frame; nothing for a steady task."""
-    return state[:, -1] if state.shape[1] else state[:, :0].flatten(1, 2)
 
 
 @torch.no_grad()

@@ -443,19 +443,16 @@ def _label(example: Example, channel: int, name: str) -> str:
 def _title(example: Example, channel: int) -> str:
     which = f", {example.source}" if example.source else ""
     values = ", ".join(f"{name} = {value:.3g}" for name, value in list(example.parameters.items())[:3])
-    where = "" if example.prediction.ndim != 5 else f", {_plane(example)}"
+    where = ""
+    if example.prediction.ndim == 5:  # the plane of a cube that is drawn
+        z = example.coordinates[2]
+        where = f", plane {example.task.axes[2].name} = {float(z[len(z) // 2]):.3g}"
     text = f"{example.task.name}: {example.channels[channel]}{where}{which}" + (f" ({values})" if values else "")
     return text if example.diverged_at is None else f"{text}\ndiverged from {_time(example, example.diverged_at)} on"
 
 
 def _has_diverged(example: Example, step: int) -> bool:
     return example.diverged_at is not None and step >= example.diverged_at
-
-
-def _plane(example: Example) -> str:
-    """Which plane of a cube is drawn."""
-    z = example.coordinates[2]
-    return f"plane {example.task.axes[2].name} = {float(z[len(z) // 2]):.3g}"
 
 
 def film(example: Example, channel: int, seconds: float = math.inf) -> bytes | None:

@@ -54,7 +54,11 @@ class StoreReader(Reader):
         drop_files(str(self.path))  # maps of a store that was replaced under this name since
         _refuse_links(self.path)
         self.attributes = read_store_attributes(self.path)
-        stored = _checked(self.path, self.attributes)
+        try:
+            stored = _Attributes.model_validate(self.attributes)
+        except ValidationError as error:
+            hint = "use the ups that wrote it, or pack the original files again"
+            raise DataError(f"attributes of store {self.path}: {first_problem(error)}", hint=hint) from error
         task = TaskSpec.from_json(self.attributes.get("task"))
         self._layouts = {split: _read_split(self.path, split, task) for split in SPLITS if stored.splits.get(split)}
         if not self._layouts:
@@ -195,14 +199,6 @@ def read_store_attributes(path: Path) -> dict[str, Any]:
             hint="`ups init DIR --data FILE` describes other arrays, `ups data import` makes a store of them",
         )
     return attributes
-
-
-def _checked(path: Path, attributes: dict[str, Any]) -> _Attributes:
-    try:
-        return _Attributes.model_validate(attributes)
-    except ValidationError as error:
-        hint = "use the ups that wrote it, or pack the original files again"
-        raise DataError(f"attributes of store {path}: {first_problem(error)}", hint=hint) from error
 
 
 def store_identity(path: Path) -> str:

@@ -105,7 +105,12 @@ class StageModule(LightningModule):
         if self._engine.ema.enabled:
             self.ema = Ema(self._engine.ema, trainable(self.stage.named_parameters()))
         if self.progress.stage_step:
-            self._restore()
+            with torch.no_grad():
+                if self.ema is not None and self._saved.get("ema") is not None:
+                    for name, tensor in self.ema.tensors.items():
+                        tensor.copy_(self._saved["ema"][name])
+                if self.stage.averages is not None and self._saved.get("averages") is not None:
+                    self.stage.averages.values.copy_(self._saved["averages"])
             return
         if not self._knows_start:
             raise ConfigError(
@@ -171,15 +176,6 @@ class StageModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._saved = checkpoint["ups"]
         self.progress = Progress.from_json(self._saved["progress"])
-
-    def _restore(self) -> None:
-        averages = self.stage.averages
-        with torch.no_grad():
-            if self.ema is not None and self._saved.get("ema") is not None:
-                for name, tensor in self.ema.tensors.items():
-                    tensor.copy_(self._saved["ema"][name])
-            if averages is not None and self._saved.get("averages") is not None:
-                averages.values.copy_(self._saved["averages"])
 
 
 def write_bundle(recipe: Recipe, opened: OpenData, module: StageModule, directory: str | Path) -> Path:

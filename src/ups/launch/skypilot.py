@@ -157,8 +157,6 @@ class _Blocks(yaml.SafeDumper):
     """Scripts as readable blocks."""
 
 
-def _block(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Blocks.add_representer(str, _block)
+_Blocks.add_representer(
+    str, lambda to, value: to.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+)

@@ -204,7 +204,10 @@ def verify(directory: Path, *, deep: bool = True) -> Manifest:
         wrong = list(_differences(manifest.files, sizes))
         if deep:
             same_size = [path for path, file in manifest.files.items() if sizes.get(path) == file.size]
-            wrong.extend(_hash_differences(directory, manifest, same_size))
+            for path in same_size:
+                actual, expected = _hash_file(directory / path, sync=False).sha256, manifest.files[path].sha256
+                if actual != expected:
+                    wrong.append(f"{printable(path)}: hash is {actual[:12]}..., committed was {expected[:12]}...")
     except OSError as error:
         raise IntegrityError(f"{directory} cannot be read: {error.strerror} ({error.filename})") from error
     if wrong:
@@ -319,13 +322,6 @@ def _differences(expected: Mapping[str, FileHash], sizes: Mapping[str, int]) -> 
     for path in sizes:
         if path not in expected:
             yield f"{printable(path)}: extra, not in the manifest"
-
-
-def _hash_differences(directory: Path, manifest: Manifest, paths: list[str]) -> Iterator[str]:
-    for path in paths:
-        actual, expected = _hash_file(directory / path, sync=False).sha256, manifest.files[path].sha256
-        if actual != expected:
-            yield f"{printable(path)}: hash is {actual[:12]}..., committed was {expected[:12]}..."
 
 
 def _difference_error(directory: Path, wrong: list[str]) -> IntegrityError:

@@ -47,10 +47,6 @@ class CheckFailed(UpsError):
         super().__init__(message, hint=hint)
         self.means = means
 
-    def full_message(self) -> str:
-        """What was found and what it means."""
-        return f"{self.message}: {self.means}" if self.means else self.message
-
 
 @dataclass
 class Report:
@@ -75,7 +71,8 @@ def _raised_as(kind: type[UpsError]) -> Iterator[None]:
     try:
         yield
     except CheckFailed as error:
-        raise kind(error.full_message(), hint=error.hint) from error
+        message = f"{error.message}: {error.means}" if error.means else error.message
+        raise kind(message, hint=error.hint) from error
 
 
 def check_data(recipe: Recipe, readers: Sequence[Reader]) -> None:

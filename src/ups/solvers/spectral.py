@@ -67,7 +67,9 @@ def burgers1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) ->
     """Viscous Burgers from two sines; stored as cell averages, since fronts may be thinner than a stored cell."""
     parameters = draws.parameters(spec)
     points = solver_points(resolution, BURGERS_MIN_POINTS)
-    start = _sample_sines(two_sines(draws), points)
+    amplitude, mode, phase = two_sines(draws)
+    waves = np.sin(2 * np.pi * mode[:, :, None] * (np.arange(points) / points) + phase[:, :, None])
+    start = (amplitude[:, :, None] * waves).sum(axis=1)
     coefficients = burgers(start, parameters[:, 0] / np.pi, spec.dt, num_frames)
     return stored(spec, resolution, parameters, state=average_periodic_1d(coefficients, points, resolution)[:, :, None])
 
@@ -180,19 +182,8 @@ def ns_substeps(points: int, dt: float) -> int:
 
 def two_sines(draws: Draws) -> tuple[Float64, npt.NDArray[np.int64], Float64]:
     """Amplitudes in [0, 1), wave numbers 1..8 and phases of two sines, each (n, 2)."""
-    return (
-        draws.uniform("amplitude", 2),
-        draws.integers("wave number", 2, 1, 8),
-        draws.uniform("phase", 2, 0.0, 2 * np.pi),
-    )
-
-
-def _sample_sines(sines: tuple[Float64, npt.NDArray[np.int64], Float64], points: int) -> Float64:
-    amplitude, mode, phase = sines
-    x = np.arange(points) / points
-    waves = np.sin(2 * np.pi * mode[:, :, None] * x + phase[:, :, None])
-    total: Float64 = (amplitude[:, :, None] * waves).sum(axis=1)
-    return total
+    phase = draws.uniform("phase", 2, 0.0, 2 * np.pi)
+    return draws.uniform("amplitude", 2), draws.integers("wave number", 2, 1, 8), phase
 
 
 def random_vorticity(draws: Draws, points: int) -> Float64:
