@@ -208,8 +208,7 @@ class HeadLink(socketserver.ThreadingTCPServer):
                         peer.heard = now_ns / 1e9
                         self._take(peer, message)
                     # Without the lock: a peer that does not read its answers delays no other.
-                    if "ping" in message:
-                        session.send({"pong": message["ping"], "now": now_ns})
+                    self._answer(session, message, now_ns)
         except LinkClosed:
             pass
         finally:
@@ -217,6 +216,10 @@ class HeadLink(socketserver.ThreadingTCPServer):
             with self._lock:
                 if peer.session is session:
                     peer.session, peer.closed = None, time.monotonic()
+
+    def _answer(self, session: Session, message: dict[str, Any], now_ns: int) -> None:
+        if "ping" in message:
+            session.send({"pong": message["ping"], "now": now_ns})
 
     def _take(self, peer: Peer, message: dict[str, Any]) -> None:
         if "ping" in message and isinstance(message.get("at"), list):
