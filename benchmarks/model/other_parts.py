@@ -1,7 +1,7 @@
 """Parts of the multiscale network and of its training that are only tried, for `ablations.py` alone.
 
 Each function puts a part in the place of one of the product's own, in this process. A part that wins moves into the
-product; one that loses leaves this file, and docs/ablations.md keeps its figures.
+product; the others stay here for as long as docs/ablations.md has their figures.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ups.models.normalization import Constants, as_type
 Range = tuple[int, int, tuple[bool, ...]]
 # By the dimensions of the tensor.
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {4: F.conv2d, 5: F.conv3d}
-_FEW_POINTS = 64
+_FEW_POINTS = 256
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,9 @@ class Layout:
     def as_product(self, grid: Sequence[int], device: torch.device) -> bool:
         """Whether convolutions on this grid are products with the taps of each point side by side.
 
-        On a CPU that is faster where a point has few taps or the grid few points: weights are not brought into another
-        order in each call, and gradients of kernels are plain products.
+        On a CPU that is faster for few points: a convolution brings weights into another order in each call.
         """
-        return device.type == "cpu" and (self.dims == 1 or math.prod(grid) <= _FEW_POINTS)
+        return device.type == "cpu" and math.prod(grid) * self.ranges[-1][1] <= _FEW_POINTS
 
 
 def grid_rank(dims: int) -> int:
