@@ -61,17 +61,23 @@ class WithLaw(NetworkWithLinearPart):
     def __init__(self, inner: Network, task: TaskSpec) -> None:
         super().__init__()
         self.inner = inner
-        self.linear_part = Propagator([task])
+        self.law = Propagator([task])
+
+    @property
+    def linear_part(self) -> nn.Module:  # type: ignore[override]
+        return self.law
 
     def forward(self, given: NetworkInput) -> Tensor:
-        return self.inner(given) + self.linear(given)
+        predicted: Tensor = self.inner(given)
+        return predicted if given.task.steady else predicted + self.linear(given)
 
     def linear(self, given: NetworkInput) -> Tensor:
         gain = given.change_gain.reshape(-1, *[1] * (given.fields.ndim - 2))
-        return self.linear_part([given])[0] * gain
+        change: Tensor = self.law([given])[0]
+        return change * gain
 
     def linear_rows(self) -> list[tuple[nn.Parameter, list[str]]]:
-        return [(self.linear_part.table, [name[0] for name in self.linear_part.row_names])]
+        return [(self.law.table, [name[0] for name in self.law.row_names])]
 
     def shard_units(self) -> list[nn.Module]:
         return self.inner.shard_units()
