@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 import ups
 from tests.support.mixture import MODELS, mixture_recipe, write_mixture
@@ -52,11 +53,11 @@ def test_a_run_that_breaks_off_in_every_stage_ends_with_the_same_weights(
     broken = recipe(tmp_path, tasks, "broken", **given)
     update, left = Engine._update, {6, 8, 11, 16}  # in the second step of the flow, at its end, and so on
 
-    def breaks(engine: Engine, number: int) -> None:
+    def breaks(engine: Engine, finite: Tensor, number: int) -> None:
         if number in left:
             left.remove(number)
             raise RuntimeError("broke off")
-        update(engine, number)
+        update(engine, finite, number)
 
     monkeypatch.setattr(Engine, "_update", breaks)
     for _ in range(4):

@@ -115,7 +115,7 @@ class Normalization(nn.Module):
         """(B, P) physical -> in units of the largest magnitude of the range that the task declares."""
         x = wide(parameters)
         largest = self._columns.get(
-            lambda: torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters]),
+            lambda: torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters], dtype=torch.float64),
             ("largest", self.vocabulary.task_id(task.name)),
             x.device,
             x.dtype,

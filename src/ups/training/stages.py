@@ -48,6 +48,7 @@ from ups.training.losses import Loss, Losses, Prediction, normalized_rmse, nrmse
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
 _BALANCE_MEMORY = 0.98
+_constants = Constants()
 
 
 class LossModule(Spreadable, ABC):
@@ -283,7 +284,7 @@ class OperatorStage(UnrolledStage):
         super().__init__(config, stepper, seed)
         self.pushforward_steps = config.pushforward_steps
         self._loss: Loss = LOSSES.factory(config.loss)
-        self._constants = Constants()
+        self._cells = Constants()
 
     def add_penalties(self, batch: Batch, losses: dict[str, Tensor]) -> None:
         """Those that the recipe asks for."""
@@ -317,7 +318,7 @@ class OperatorStage(UnrolledStage):
         units = functools.partial(in_field_units, stepper, task, error, fields)
         losses = {"loss": self._loss(Prediction(error, reference, self.config.relative_floor, units))}
         if self.config.conservation_weight:
-            losses["conservation"] = conservation_errors(batch, predicted, self._constants)
+            losses["conservation"] = conservation_errors(batch, predicted, self._cells)
         return losses
 
     def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
@@ -469,7 +470,7 @@ def _round_trip(stepper: Stepper, fields: Tensor, channels: Channels, task: Task
     latent = stepper.encode(fields, channels, task)
     newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
     decoded = stepper.decode(latent, [channels.names[i] for i in newest], task, fields.shape[2:])
-    index = torch.arange(newest[0], newest[-1] + 1, device=fields.device)  # side by side
+    index = _constants.index(lambda: newest, tuple(newest), fields.device)
     wanted = fields.index_select(1, index)
     again = stepper.encode(fields.index_copy(1, index, decoded.to(fields.dtype)), channels, task)
     return (

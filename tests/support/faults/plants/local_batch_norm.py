@@ -12,8 +12,8 @@ def build(self, *args, **kwargs):
     self.norm = nn.BatchNorm1d(1, affine=False)
 
 
-def inputs(self, state, static, task):
-    fields, channels = _inputs(self, state, static, task)
+def inputs(self, *args, **kwargs):
+    fields, channels = _inputs(self, *args, **kwargs)
     self.norm(fields.detach().reshape(-1, 1))
     return fields, channels
 
