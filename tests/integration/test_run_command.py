@@ -279,6 +279,7 @@ def killed_and_started_again(folder: Path, moments: int, seed: int, longest: flo
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moments", [1, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_killed_at_random_moments_it_ends_in_the_same_bundle(whole: Path, tmp_path: Path, moments: int) -> None:
     folder = start_folder(tmp_path / "place")

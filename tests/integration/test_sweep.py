@@ -134,6 +134,7 @@ def test_a_sweep_goes_to_slurm_with_the_same_names(desk: Path) -> None:
     assert f"--set run.seed=1 --set run.name=wave-seed_1 --set run.dir={desk}/runs/wave-seed_1" in script
 
 
+@pytest.mark.long
 def test_the_search_with_optuna_runs_as_the_page_has_it(desk: Path) -> None:
     pytest.importorskip("optuna")
     (snippet,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "sweep.md").read_text(), re.M | re.S)

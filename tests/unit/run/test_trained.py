@@ -163,6 +163,7 @@ def busy_core() -> Iterator[int]:
             process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_time_budget_on_a_busy_machine_says_that_it_gave_far_too_few_steps(tmp_path: Path, busy_core: int) -> None:
     shutil.copytree(STORED / "data", tmp_path / "data")

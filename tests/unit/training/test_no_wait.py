@@ -14,6 +14,7 @@ import torch
 from tests.support.toy import ToyStage
 from tests.unit.training.test_engine import Do, build, runtime  # noqa: F401
 from ups.distributed.runtime import Runtime
+from ups.registry import STAGES
 from ups.training.engine import Engine
 from ups.training.optim import optimizer_tensors
 
@@ -22,8 +23,8 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 ASKING = f"{ROOT / 'recipes' / 'burgers1d.yaml'},stages.1.optim.type=sgd"
 
 
-# Many tasks: half as long as all others together.
-LONG = ROOT / "recipes" / "pdebench_11.yaml"
+# With these, a test has every kind of stage and both numbers of dimensions.
+SOME = [ROOT / "recipes" / f"{name}.yaml" for name in ("joint", "full_stack")]
 
 
 def waits_of(folder: Path, *recipes: object) -> dict[str, dict[str, list[str]]]:
@@ -36,13 +37,12 @@ def waits_of(folder: Path, *recipes: object) -> dict[str, dict[str, list[str]]]:
 
 
 @pytest.mark.processes
-def test_no_step_of_a_recipe_waits_for_the_device_unless_its_optimizer_must_ask(tmp_path: Path) -> None:
-    found = waits_of(tmp_path, *(recipe for recipe in RECIPES if recipe != LONG), ASKING)
+def test_no_step_waits_for_the_device_unless_its_optimizer_must_ask(tmp_path: Path) -> None:
+    found = waits_of(tmp_path, *SOME, ASKING)
     asking = found.pop(ASKING)
-    assert len(found) == len(RECIPES) - 1
     for recipe, stages in found.items():
-        assert stages
         assert not any(stages.values()), (recipe, stages)
+    assert {name.split()[1] for stages in found.values() for name in stages} >= set(STAGES.names()) - {"autoencode"}
     assert not asking["0 linear"]
     assert len(asking["1 operator"]) == 1
     assert asking["1 operator"][0].startswith("_local_scalar_dense: training/optim.py")
@@ -50,8 +50,10 @@ def test_no_step_of_a_recipe_waits_for_the_device_unless_its_optimizer_must_ask(
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_no_step_of_many_tasks_waits_for_the_device(tmp_path: Path) -> None:
-    stages = waits_of(tmp_path, LONG)[str(LONG)]
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r not in SOME], ids=lambda path: path.stem)
+def test_no_step_of_a_recipe_waits_for_the_device(tmp_path: Path, recipe: Path) -> None:
+    stages = waits_of(tmp_path, recipe)[str(recipe)]
+    assert stages
     assert not any(stages.values()), stages
 
 
