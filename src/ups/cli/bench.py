@@ -36,18 +36,31 @@ def bench(
     set: SetOption = [],  # noqa: B006 - typer copies it
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
+    # Options of the protocol, which was part of this command: known for one version, to say where it is.
+    task: Annotated[list[str], typer.Option(hidden=True)] = [],  # noqa: B006
+    data: Annotated[str | None, typer.Option(hidden=True)] = None,
+    cpu_seconds: Annotated[float | None, typer.Option(hidden=True)] = None,
+    jobs: Annotated[int | None, typer.Option(hidden=True)] = None,
+    small: Annotated[bool, typer.Option("--small", hidden=True)] = False,
+    page_only: Annotated[bool, typer.Option("--page-only", hidden=True)] = False,
 ) -> None:
     """Train the model of a RECIPE, an FNO and a U-Net for the same CPU time on its data, next to the references.
 
     Writes OUT/index.html, and runs into OUT. What is finished is not repeated. Without a RECIPE: says where the
     protocol of the nine tasks is.
     """
+    options = {"--data": data, "--cpu-seconds": cpu_seconds, "--jobs": jobs}
+    words = [f"--task {name}" for name in task]
+    words += [f"{name} {value}" for name, value in options.items() if value is not None]
+    words += [name for name, on in {"--small": small, "--page-only": page_only}.items() if on]
     if recipe is not None:
+        if words:
+            raise ConfigError("a RECIPE says tasks, data and budget itself", hint="use --model, --out, --set, --json")
         _bench_recipe(recipe, model, out, set, json=json)
         return
     if set:
         raise ConfigError("--set changes a RECIPE, and none is given", hint="ups bench RECIPE --set FIELD=VALUE")
-    words = [*(f"--model {name}" for name in model), *([f"--out {out}"] if out else [])]
+    words = [*(f"--model {name}" for name in model), *words, *([f"--out {out}"] if out else [])]
     if words:
         raise ConfigError(
             "`ups bench` has no RECIPE, and the protocol of the nine tasks is not part of the package",
