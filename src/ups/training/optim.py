@@ -221,7 +221,7 @@ class GradientJudge:
 
     def read(self, progress: Progress) -> list[float]:
         """Norms of the steps since the last call, now counted in `progress`. Waits for the device."""
-        if self._mean is None:
+        if self._mean is None or not self._norms:
             return []
         *norms, progress.mean_norm = torch.stack([*self._norms, self._mean]).tolist()
         self._norms.clear()
@@ -233,9 +233,10 @@ class GradientJudge:
 def update(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
     """One step of the optimizer if `finite` () holds; else weights and state stay bitwise as they are.
 
-    Muon and AdamW decide that on the device. SGD and optimizers of plugins cannot: the host waits for the answer.
+    Muon and our fused AdamW decide that on the device. Others would not look at `found_inf`: the host waits for the
+    answer.
     """
-    if isinstance(optimizer, Muon | torch.optim.AdamW):
+    if isinstance(optimizer, Muon) or (type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]):
         optimizer.found_inf = (~finite).float()  # type: ignore[union-attr]
         optimizer.step()
     elif bool(finite):

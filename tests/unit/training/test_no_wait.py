@@ -6,7 +6,9 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch
 from tests.support.toy import ToyStage
 from tests.unit.training.test_engine import Do, build, runtime  # noqa: F401
 from ups.distributed.runtime import Runtime
-from ups.registry import STAGES
+from ups.registry import OPTIMIZERS, STAGES
 from ups.training.engine import Engine
 from ups.training.optim import optimizer_tensors
 
@@ -57,7 +59,22 @@ def test_no_step_of_a_recipe_waits_for_the_device(tmp_path: Path, recipe: Path) 
     assert not any(stages.values()), stages
 
 
-@pytest.mark.parametrize("optim", [{"type": "adamw"}, {"type": "muon"}, {"type": "sgd"}], ids=lambda o: o["type"])
+@pytest.fixture
+def plain_adamw() -> Iterator[None]:
+    """An optimizer of a plugin that is torch's AdamW, but not the fused one, which alone looks at `found_inf`."""
+
+    @OPTIMIZERS.register("plain_adamw", config=None)
+    def build_it(config: Any, parameters: Any, matrices: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters.values(), lr=config.learning_rate, foreach=True)
+
+    yield
+    OPTIMIZERS.unregister("plain_adamw")
+
+
+@pytest.mark.usefixtures("plain_adamw")
+@pytest.mark.parametrize(
+    "optim", [{"type": name} for name in ("adamw", "muon", "sgd", "plain_adamw")], ids=lambda o: o["type"]
+)
 @pytest.mark.parametrize("hurt", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_leaves_weights_and_state_bitwise(
     runtime: Runtime,  # noqa: F811
