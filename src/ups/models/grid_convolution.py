@@ -156,7 +156,7 @@ class KernelProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, layout: Layout, *sources: Tensor) -> Tensor:
         extended_x, out = _applied(x, kernel, bias, layout, sources)
         ctx.save_for_backward(extended_x, kernel, *sources)
-        ctx.layout, ctx.has_bias, ctx.grid = layout, bias is not None, x.shape[1:-1]
+        ctx.layout, ctx.grid = layout, x.shape[1:-1]
         return out
 
     @staticmethod
@@ -166,35 +166,39 @@ class KernelProduct(torch.autograd.Function):
         (gradient,) = gradients
         gradient = gradient.contiguous()
         for_x = for_kernel = for_bias = None
-        if ctx.needs_input_grad[0]:
+        needs_x, *needs = ctx.needs_input_grad[:3]
+        if needs_x:
             mirrored = kernel.flip(tuple(range(1, kernel.ndim - 1))).transpose(0, -1).contiguous()
             _, for_x = _applied(gradient, mirrored, None, ctx.layout, sources)
         if ctx.layout.as_product(ctx.grid, gradient.device):
             rows = gradient.flatten(0, -2)
-            for_kernel = (rows.T @ extended_x).view(kernel.shape)
-            for_bias = rows.sum(0) if ctx.has_bias else None
-        else:
-            for_kernel, for_bias = _kernel_gradient(gradient, extended_x, kernel, ctx.has_bias)
+            for_kernel = (rows.T @ extended_x).view(kernel.shape) if needs[0] else None
+            for_bias = rows.sum(0) if needs[1] else None
+        elif any(needs):  # none of a frozen network
+            for_kernel, for_bias = _kernel_gradient(gradient, extended_x, kernel, needs)
         return (for_x, for_kernel, for_bias, None, *[None] * len(sources))
 
 
-def _kernel_gradient(gradient: Tensor, padded: Tensor, kernel: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+def _kernel_gradient(
+    gradient: Tensor, padded: Tensor, kernel: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of kernel and bias, where they are needed."""
     rank = kernel.ndim - 2
     ones, zeros = [1] * rank, [0] * rank
     _, for_kernel, for_bias = torch.ops.aten.convolution_backward(
         gradient.movedim(-1, 1),
         padded.movedim(-1, 1),
         kernel.movedim(-1, 1),
-        [kernel.shape[0]] if has_bias else None,
+        [kernel.shape[0]] if needs[1] else None,
         ones,
         zeros,
         ones,
         False,
         zeros,
         1,
-        [False, True, has_bias],
+        [False, *needs],
     )
-    return for_kernel.movedim(1, -1), for_bias
+    return for_kernel.movedim(1, -1) if needs[0] else None, for_bias
 
 
 def _applied(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ups.models.grid_convolution import (
     GridConvolution,
@@ -208,3 +211,38 @@ def test_averages_over_neighbors_keep_the_mean_and_take_out_the_shortest_wave() 
     assert averaged[1, 0, :, 0].unique().tolist() == [3.5]  # 1/2 and 1/4 of the first value, 1/4 of its neighbor
     drawn = torch.randn(2, 8, 6, 3)
     assert torch.allclose(smoothed(drawn, layout, Constants())[0].mean((0, 1)), drawn[0].mean((0, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("points", [6, 40])
+@pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False), (False, False)])
+def test_only_gradients_that_are_asked_for_are_computed(points: int, trained: tuple[bool, bool]) -> None:
+    """As a product of matrices (few points) and as a convolution."""
+    layout = Layout(2, ((0, 1, (True, True)),))
+    module = GridConvolution(3, 4, 3, [2]).double()
+    x = random(1, points, points, 3).requires_grad_()
+    apply(module, x, layout).square().sum().backward()
+    whole = [x.grad, module.weight.grad, module.bias.grad]
+    x.grad = module.weight.grad = module.bias.grad = None
+    module.weight.requires_grad_(trained[0])
+    module.bias.requires_grad_(trained[1])
+    with TorchOperations() as seen:
+        apply(module, x, layout).square().sum().backward()
+    for expected, found, wanted in zip(
+        whole, [x.grad, module.weight.grad, module.bias.grad], [True, *trained], strict=True
+    ):
+        assert (found is None) == (not wanted)
+        assert found is None or torch.allclose(found, expected)
+    backward = any("convolution_backward" in name for name in seen.names)
+    assert backward == (points == 40 and any(trained))
+
+
+class TorchOperations(TorchDispatchMode):
+    """Names of the operations inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
