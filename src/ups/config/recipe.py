@@ -61,11 +61,11 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, othe
     reader = _Reader(other_files)
     document = reader.read(os.fspath(path))
     if stored:
-        _name_models(document)
+        _complete_models(document)
     return _resolved(document, overrides, reader)
 
 
-def _name_models(document: Document) -> None:
+def _complete_models(document: Document) -> None:
     """Write into models of a stored recipe (config.yaml of a run or bundle) what its version left unsaid: the type, and
     settings that it did not have."""
     recipe, networks = document.value, document.value.get("networks")
