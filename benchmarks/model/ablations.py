@@ -195,7 +195,7 @@ SAME_COST = (
     "amplitude scaling",
     "integrals not kept",
     "reflection",
-    # Within a twentieth, measured in turns.
+    # Smoothing costs 8 % of a step in 2D and nothing in 1D: within a twentieth, as the others, measured in turns.
     "matrices of waves",
     "numbers of waves",
     "no smoothing",
