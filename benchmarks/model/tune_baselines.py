@@ -1,11 +1,13 @@
-"""Learning rates of models of one task that are trained as our joint model is: tried on validation.
+"""Learning rates, windows and sizes of models of one task that are trained as our joint model is: tried on validation.
 
     python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2]
                                               [--trajectories 16] [--factor 0.5 ...] [--task NAME ...]
                                               [--model fno+ ...] [--windows 16,4 ...] [--weight-decay 0.1 ...]
+                                              [--size 0.5 ...]
 
 Each model is trained once for each factor of the learning rates of `ups` (and each number of windows of a 1D and of a
-2D task in a step, and each weight decay, if given; otherwise those of ups-bench), and has `cpu-seconds` for all nine
+2D task in a step, each weight decay and each size, if given; otherwise those of ups-bench). A size is a factor of the
+width of hidden layers. Each training has `cpu-seconds` for all nine
 tasks together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the
 budget of the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the
 first line of a model, as the geometric mean over tasks (below 1: better); docs/ablations.md says what was chosen by it.
@@ -29,7 +31,9 @@ FACTORS = [1.0, 0.5, 2.0, 4.0]
 OF_BENCH = "of ups-bench"
 
 
-def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str, decay: float | None) -> Job:
+def job_of(
+    options: argparse.Namespace, model: str, task: str, factor: float, windows: str, decay: float | None, size: float
+) -> Job:
     """One training of one task. Learning rates and weight decay do not change what a step costs."""
     from benchmarks.protocol.recipes import OWN_RATES, entries
     from ups.solvers.tasks import BENCH_TASKS
@@ -45,6 +49,9 @@ def job_of(options: argparse.Namespace, model: str, task: str, factor: float, wi
         for data in recipe["data"]["tasks"]:
             data["batch_size"] = line if task.endswith("1d") else plane
         cost = f"{entry.name}, {recipe['data']['tasks'][0]['batch_size']} windows"
+    if size != 1:
+        recipe["model"]["width"] = round(size * recipe["model"]["width"])
+        cost += f", width {recipe['model']['width']}"
     title = f"{cost}, rates x {factor:g}" + ("" if decay is None else f", weight decay {decay:g}")
     return Job(
         title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", cost
@@ -61,6 +68,7 @@ def main() -> None:
     parser.add_argument("--factor", type=float, action="append", help=f"default: {FACTORS}")
     parser.add_argument("--windows", action="append", help=f"in 1D and 2D, as 16,4; default: those {OF_BENCH}")
     parser.add_argument("--weight-decay", type=float, action="append", help=f"of matrices; default: that {OF_BENCH}")
+    parser.add_argument("--size", type=float, action="append", help="times the width of fno+ and unet+; default: 1")
     parser.add_argument("--task", action="append", help="default: all nine")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
     options = parser.parse_args()
@@ -68,13 +76,15 @@ def main() -> None:
 
     factors, tasks, models = options.factor or FACTORS, options.task or list(BENCH_TASKS), options.model or MODELS
     choices = [
-        (factor, windows, decay)
+        (factor, windows, decay, size)
         for windows in options.windows or [OF_BENCH]
         for factor in factors
         for decay in options.weight_decay or [None]
+        for size in options.size or [1.0]
     ]
     run_jobs([job_of(options, m, t, *choice) for m in models for choice in choices for t in tasks], options.jobs)
-    print("| model | rates x | windows | weight decay | one step | rollout | mean |\n|---|---|---|---|---|---|---|")
+    heads = ["model", "rates x", "windows", "weight decay", "width x", "one step", "rollout", "mean"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for model in models:
         for choice in choices:
             logs: dict[str, list[float]] = {"one_step": [], "rollout": []}
@@ -89,7 +99,8 @@ def main() -> None:
                 one, rolled = (statistics.fmean(values) for values in logs.values())
                 means = [math.exp(value) for value in (one, rolled, (one + rolled) / 2)]
                 decay = OF_BENCH if choice[2] is None else f"{choice[2]:g}"
-                words = [model, f"{choice[0]:g}", choice[1], decay, *(f"{mean:.3f}" for mean in means)]
+                settings = [f"{choice[0]:g}", choice[1], decay, f"{choice[3]:g}"]
+                words = [model, *settings, *(f"{mean:.3f}" for mean in means)]
                 print(f"| {' | '.join(words)} |")
 
 

@@ -21,7 +21,7 @@ from benchmarks.protocol.page import (
     ratios_of,
     values_of,
 )
-from benchmarks.protocol.recipes import MODELS, REFERENCE
+from benchmarks.protocol.recipes import MODELS
 from ups.evaluation.figures import LINE_COLORS, Example, draw_panels, png_bytes, pyplot
 from ups.solvers.tasks import BENCH_TASKS
 
@@ -34,6 +34,7 @@ LOOKS = {
     "fno+": {"color": LINE_COLORS[1], "marker": "o", "markersize": 8},
     "unet": {"color": LINE_COLORS[2], "marker": "s", "markersize": 7.5, "markerfacecolor": "white"},
     "unet+": {"color": LINE_COLORS[2], "marker": "s", "markersize": 7.5},
+    "dilated+": {"color": LINE_COLORS[3], "marker": "^", "markersize": 8},
 }
 MEAN = "geometric mean"
 ROW_INCHES = {1: 1.55, 2: 2.0, 3: 2.0}
@@ -41,9 +42,9 @@ COLUMN_INCHES = 6.2
 
 
 def tasks_and_models(rows: Rows) -> tuple[list[str], list[str]]:
-    """Those of the rows, in the order of the protocol; models without the one that learns nothing."""
+    """Those of the rows, in the order of the protocol; of models those that are drawn."""
     tasks = [task for task in BENCH_TASKS if any(r["task"] == task for r in rows)]
-    return tasks, [model for model in MODELS if model != REFERENCE and any(r["model"] == model for r in rows)]
+    return tasks, [model for model in MODELS if model in LOOKS and any(r["model"] == model for r in rows)]
 
 
 def ratio_chart(rows: Rows) -> bytes | None:

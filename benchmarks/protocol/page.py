@@ -14,12 +14,21 @@ from benchmarks.protocol.recipes import METRICS, MODELS, REFERENCE
 from ups.solvers.tasks import BENCH_TASKS
 
 Rows = Sequence[Mapping[str, Any]]
-# (heading, whose score is divided, by the better of whom)
+BASELINES = ("fno", "unet", "fno+", "unet+", "fno+law", "unet+law", "dilated+")
+# (heading, whose score is divided, by the best of whom)
 RATIOS = (
-    ("ups / better of fno, unet", "ups", ("fno", "unet")),
-    ("ups / better of fno+, unet+", "ups", ("fno+", "unet+")),
+    ("ups / best baseline", "ups", BASELINES),
+    ("ups-alone / best baseline", "ups-alone", BASELINES),
     ("ups / ups-alone", "ups", ("ups-alone",)),
+    ("ups=windows / ups-alone", "ups=windows", ("ups-alone",)),
+    ("ups / better of fno, unet", "ups", ("fno", "unet")),
 )
+# Our linear law is the exact solution of this task: means are given without it first.
+SOLVED_BY_THE_LAW = "advection1d"
+# Where each score of a row is: on the test split of the data, and on that of a second store.
+SPLITS = {"scores": "", "second_scores": ", second test split"}
+# Its frames decay to almost nothing, and this error is relative to the frame.
+MEANINGLESS = {("burgers1d", key) for _, key in METRICS if not key.endswith("trmse")}
 RATIO_METRICS = (("One step", "one_step_trmse"), ("Whole rollout", "trmse"))
 
 
@@ -40,7 +49,11 @@ def markdown(document: Mapping[str, Any], pictures: Mapping[str, str] | None = N
     parts += _ratio_tables(rows, tasks, models)
     for heading, key in METRICS:
         parts += ["", f"### {heading}", ""]
-        parts += _table(["task", *models], (_cells(rows, task, models, key) for task in tasks))
+        parts += _table(["task", *models], (_cells(rows, task, models, key, "scores") for task in tasks))
+    again = [model for model in models if any(r["model"] == model and "second_scores" in r for r in rows)]
+    for heading, key in RATIO_METRICS if again else ():
+        parts += ["", f"### {heading}, relative to the trajectory{SPLITS['second_scores']}", ""]
+        parts += _table(["task", *again], (_cells(rows, task, again, key, "second_scores") for task in tasks))
     parts += ["", "### What was trained", ""]
     order = [r for r in rows if r["model"] != REFERENCE]
     order.sort(key=lambda r: (models.index(r["model"]), tasks.index(r["task"]), r.get("seed", 0)))
@@ -51,17 +64,19 @@ def markdown(document: Mapping[str, Any], pictures: Mapping[str, str] | None = N
     return "\n".join(parts) + "\n"
 
 
-def values_of(rows: Rows, task: str, model: str, key: str) -> list[float]:
-    """The scores of a model on a task, one for each seed."""
-    return [float(r["scores"][key]) for r in rows if r["task"] == task and r["model"] == model]
+def values_of(rows: Rows, task: str, model: str, key: str, split: str = "scores") -> list[float]:
+    """The scores of a model on a task, one for each seed; none of rows that were not scored on this split."""
+    return [float(r[split][key]) for r in rows if r["task"] == task and r["model"] == model and split in r]
 
 
-def ratios_of(rows: Rows, tasks: Sequence[str], model: str, others: Sequence[str], key: str) -> dict[str, float]:
+def ratios_of(
+    rows: Rows, tasks: Sequence[str], model: str, others: Sequence[str], key: str, split: str = "scores"
+) -> dict[str, float]:
     """Task -> median score of a model relative to that of the best of the others; only where both are there."""
     found = {}
     for task in tasks:
-        mine = values_of(rows, task, model, key)
-        best = [statistics.median(v) for other in others if (v := values_of(rows, task, other, key))]
+        mine = values_of(rows, task, model, key, split)
+        best = [statistics.median(v) for other in others if (v := values_of(rows, task, other, key, split))]
         if mine and best:
             found[task] = statistics.median(mine) / min(best)
     return found
@@ -84,18 +99,31 @@ def _ratio_tables(rows: Rows, tasks: Sequence[str], models: Sequence[str]) -> li
     if not kept:
         return []
     parts: list[str] = []
-    for title, key in RATIO_METRICS:
-        columns = [ratios_of(rows, tasks, model, others, key) for _, model, others in kept]
-        lines = [[task, *(number(column[task]) if task in column else "-" for column in columns)] for task in tasks]
-        means = ["-" if (mean := mean_ratio(column)) is None else number(mean) for column in columns]
-        parts += ["", f"### {title}, relative to the trajectory: ratios", ""]
-        parts += _table(["task", *(heading for heading, _, _ in kept)], [*lines, ["geometric mean", *means]])
+    for split, suffix in SPLITS.items():
+        if not any(split in r for r in rows):
+            continue
+        for title, key in RATIO_METRICS:
+            columns = [ratios_of(rows, tasks, model, others, key, split) for _, model, others in kept]
+            lines = [[task, *(number(column[task]) if task in column else "-" for column in columns)] for task in tasks]
+            few = [{task: v for task, v in column.items() if task != SOLVED_BY_THE_LAW} for column in columns]
+            if SOLVED_BY_THE_LAW in tasks:
+                lines.append([f"geometric mean without {SOLVED_BY_THE_LAW}", *map(_mean, few)])
+            lines.append(["geometric mean", *map(_mean, columns)])
+            parts += ["", f"### {title}, relative to the trajectory: ratios{suffix}", ""]
+            parts += _table(["task", *(heading for heading, _, _ in kept)], lines)
     return parts
 
 
-def _cells(rows: Rows, task: str, models: Sequence[str], key: str) -> list[str]:
+def _mean(ratios: Mapping[str, float]) -> str:
+    mean = mean_ratio(ratios)
+    return "-" if mean is None else number(mean)
+
+
+def _cells(rows: Rows, task: str, models: Sequence[str], key: str, split: str) -> list[str]:
     """A line of a table: the best value in bold."""
-    found = {model: v for model in models if (v := values_of(rows, task, model, key))}
+    found = {model: v for model in models if (v := values_of(rows, task, model, key, split))}
+    if not found or (task, key) in MEANINGLESS:
+        return [task, *["-"] * len(models)]
     medians = {model: statistics.median(v) for model, v in found.items()}
     best = min(medians, key=lambda m: medians[m])
     texts = [task]

@@ -118,10 +118,11 @@ def step_costs(recipe: dict[str, Any]) -> list[float]:
 
 
 def with_steps(recipe: dict[str, Any], costs: list[float], seconds_of_yardstick: float) -> dict[str, Any]:
-    """The recipe with as many steps of each stage as its budget pays for."""
+    """The recipe with as many steps of each stage as its budget pays for, unless it says how many."""
     found = copy.deepcopy(recipe)
     for stage, cost in zip(found["stages"], costs, strict=True):
-        stage["steps"] = max(1, round(stage.pop("budget_seconds") / (cost * seconds_of_yardstick)))
+        if "budget_seconds" in stage:
+            stage["steps"] = max(1, round(stage.pop("budget_seconds") / (cost * seconds_of_yardstick)))
     return found
 
 

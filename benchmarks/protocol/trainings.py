@@ -23,7 +23,19 @@ from typing import Any
 from benchmarks.protocol import step_cost
 from benchmarks.protocol.measure import machine, peak_memory, rollout_sticks
 from benchmarks.protocol.page import markdown
-from benchmarks.protocol.recipes import CPU_SECONDS, MODELS, OF_PLUGIN, PLUGIN, REFERENCE, VERSION, Entry, entries, row
+from benchmarks.protocol.recipes import (
+    CPU_SECONDS,
+    MODELS,
+    OF_PLUGIN,
+    PLUGIN,
+    REFERENCE,
+    SECOND_SEED,
+    VERSION,
+    Entry,
+    entries,
+    kept_scores,
+    row,
+)
 from ups.config.identity import learned
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import dump
@@ -57,6 +69,7 @@ class Bench:
     ) -> None:
         self.models, self.tasks, self.out = models, tasks, out.resolve()
         self.data = data.resolve()
+        self.second_data = self.data.with_name(f"{self.data.name}-seed{SECOND_SEED}")
         self.cpu_seconds, self.small = cpu_seconds, small
         self.page, self.result = self.out / "bench.md", self.out / "bench.json"
         self.costs = self.out / "costs.json"
@@ -138,13 +151,16 @@ class Bench:
         from ups.solvers.sweep import generate
 
         counts = SMALL_TRAJECTORIES if self.small else BENCH_TRAJECTORIES
-        requests = [make_request(task, trajectories=counts) for task in self.tasks]
-        generate(
-            requests,
-            self.data,
-            num_processes=len(os.sched_getaffinity(0)),
-            on_progress=lambda done, total, task: line.count(f"data of {task}", done, total, "chunks"),
-        )
+        for folder, seed, trajectories in (
+            (self.data, 0, counts),
+            (self.second_data, SECOND_SEED, (1, 0, counts[-1])),
+        ):
+            generate(
+                [make_request(task, trajectories=trajectories, seed=seed) for task in self.tasks],
+                folder,
+                num_processes=len(os.sched_getaffinity(0)),
+                on_progress=lambda done, total, task: line.count(f"data of {task}", done, total, "chunks"),
+            )
 
     def _with_steps(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[Entry]:
         """The entries with numbers of steps in place of budgets. What is measured once is kept, for later calls."""
@@ -210,7 +226,7 @@ class Bench:
         )
 
     def _read_costs(self, line: ProgressLine) -> dict[str, Any]:
-        """What an earlier call measured on this machine with this version; nothing if the file is not that."""
+        """What earlier calls measured, on this machine or another: costs are in units of a fixed piece of work."""
         nothing: dict[str, Any] = {"machine": machine(), "costs": {}}
         try:
             found = json.loads(self.costs.read_text())
@@ -220,13 +236,10 @@ class Bench:
         except (OSError, ValueError, TypeError, KeyError):
             return nothing
         if found.get("machine") != nothing["machine"]:
-            kept = self.costs.with_name("costs-of-another-machine.json")
-            write_file_atomically(kept, self.costs.read_bytes())
             line.note(
                 f"{self.costs} is of another machine or version ({found.get('machine')}, here {nothing['machine']}): "
-                f"costs are measured again, and rows with other numbers of steps not used; it is kept as {kept.name}"
+                "its costs are used, and rows compare; remove it to measure everything here"
             )
-            return nothing
         return dict(found)
 
     def _train_all(self, wanted: list[Entry], data: dict[str, str], jobs: int, line: ProgressLine) -> list[int]:
@@ -349,15 +362,25 @@ class Bench:
         counts = {}
         if isinstance(network, MultiscaleNetwork) and len(entry.tasks) > 1:  # a model of one task shares nothing
             counts = count_parameters(network, bundle.stepper.tasks)
+        second = self._second_scores(entry)
         found = []
         for task in entry.tasks:
             sticks = rollout_sticks(bundle.stepper, self.data / f"{task}.zarr", task)
-            own = dict(more, rollout_ms=1e3 * sticks * self._yardstick_seconds())
+            own = dict(more, rollout_ms=1e3 * sticks * self._yardstick_seconds(), second_scores=second[task])
             if task in counts:
                 active, shared = counts[task]
                 own |= {"active_parameters": active, "shared_fraction": shared / active}
             found.append(row(entry.model, task, bundle.info.scores[task]["predictors"][MODEL], **own))
         return found
+
+    def _second_scores(self, entry: Entry) -> dict[str, dict[str, float]]:
+        """task -> scores on the second test split."""
+        from ups.inference.stored_scores import MODEL
+        from ups.library.scores import evaluate
+
+        stores = {task: self.second_data / f"{task}.zarr" for task in entry.tasks}
+        results = evaluate(self._bundle(entry), data=stores).results
+        return {result["task"]: kept_scores(result["predictors"][MODEL]["summary"]) for result in results}
 
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""

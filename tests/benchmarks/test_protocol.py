@@ -13,6 +13,7 @@ import pytest
 from benchmarks.protocol.page import geometric_mean, markdown, number, ratios_of
 from benchmarks.protocol.recipes import (
     CPU_SECONDS,
+    JOINT,
     KEPT,
     MODELS,
     OF_PLUGIN,
@@ -53,9 +54,9 @@ def budget(entry):
 
 def test_a_model_of_one_task_gets_the_budget_and_a_model_of_all_tasks_the_sum():
     protocol = entries(list(MODELS), list(TASKS), "data")
-    single, joint = [e for e in protocol if len(e.tasks) == 1], [e for e in protocol if len(e.tasks) > 1]
+    single, joint = [e for e in protocol if len(e.tasks) == 1], [e for e in protocol if e.model == "ups"]
     law = [entry for entry in single if entry.model == "law"]
-    whole = [model for model in MODELS if model not in (REFERENCE, "ups", "law")]
+    whole = [model for model in MODELS if model not in (REFERENCE, "law", *JOINT)]
     assert len(single) == sum(len(SEEDS.get(model, (0,))) * len(TASKS) for model in whole) + len(law)
     assert not any(TASKS[entry.tasks[0]].spec.steady for entry in law)
     assert all(budget(entry) == pytest.approx(CPU_SECONDS) for entry in single if entry not in law)
@@ -86,6 +87,20 @@ def test_every_recipe_is_sound_and_counts_the_cpu_time_of_one_thread(entry, tmp_
     assert {stage.budget_clock for stage in recipe.stages} == {"cpu"}
     assert recipe.engine.threads == 1
     assert [task.name for task in recipe.data.tasks] == list(entry.tasks)
+
+
+def test_equal_windows_are_numbers_of_steps_in_which_a_task_has_the_windows_of_a_model_of_its_own():
+    costs = json.loads((STORED / "costs.json").read_text())
+    (joint,) = (entry for entry in entries(["ups=windows"], list(BENCH_TASKS), "../data"))
+    assert with_steps(joint.recipe, [1.0, 1.0], 0.1)["stages"][-1]["steps"] == joint.recipe["stages"][-1]["steps"]
+    for alone in entries(["ups-alone"], list(BENCH_TASKS), "../data"):
+        if alone.seed or costs_key(alone) not in costs["costs"]:
+            continue
+        stages = costs["costs"][costs_key(alone)]["stages"]
+        steps = with_steps(alone.recipe, stages, costs["yardstick_seconds"])["stages"][-1]["steps"]
+        own = steps * alone.recipe["data"]["tasks"][0]["batch_size"]
+        (here,) = (task["batch_size"] for task in joint.recipe["data"]["tasks"] if task["name"] == alone.tasks[0])
+        assert joint.recipe["stages"][-1]["steps"] * here == pytest.approx(own, rel=0.1), alone.name
 
 
 def test_names_are_unique_because_they_are_directories():
