@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError
@@ -171,7 +170,9 @@ class FlowNetwork(Network):
 def whole(parameter: Tensor) -> Tensor:
     """A parameter without a graph, also where a rank holds a part of it. Collective then."""
     values = parameter.detach()
-    return values.full_tensor() if isinstance(values, DTensor) else values
+    # Not by its class: that import would double the time in which a simulator is loaded.
+    gather = getattr(values, "full_tensor", None)
+    return values if gather is None else gather()
 
 
 def flow_task(task: TaskSpec) -> TaskSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -162,3 +164,10 @@ def test_a_grid_that_patches_do_not_divide_is_rolled_out_on_its_own_points(simul
     gradient = torch.zeros(1, 1, 15, requires_grad=True)
     simulator.module(gradient, {"beta": 1.0}, task="advection").sum().backward()
     assert gradient.grad.isfinite().all()
+
+
+def test_loading_a_simulator_imports_nothing_of_several_ranks():
+    """Sharded tensors take as long to import as the rest of torch; who only simulates has none."""
+    code = "import sys, ups; ups.Simulator; print([m for m in sys.modules if m.startswith('torch.distributed.')])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert not any(name in shown for name in ("torch.distributed.tensor", "torch.distributed.fsdp", "checkpoint"))
