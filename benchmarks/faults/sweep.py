@@ -387,6 +387,8 @@ def main() -> int:
         and summary["orphans"] == 0
         and summary["false_alarms"] == 0
         and summary["scenes_as_asked"] == 1.0
+        and summary["completed"] == 1.0
+        and summary["same_bytes"] == 1.0
     )
     print(json.dumps(summary))
     return 0 if good else 1

@@ -170,7 +170,7 @@ _TRAININGS = {
         weight_decay=0.075,
     ),
     "ups=windows": Training(
-        _OF_ALL_TASKS, {1: 16, 2: 3}, _OURS, _OUR_ENGINE, linear=True, weight_decay=0.075, steps=3500
+        _OF_ALL_TASKS, {1: 16, 2: 3}, _OURS, _OUR_ENGINE, linear=True, weight_decay=0.075, steps=2300
     ),
 }
 

@@ -89,6 +89,9 @@ def main() -> None:
                 step += 1
                 leave = int(asked) > 0
                 if step % INTERVAL == 0 or step == STEPS or leave:
+                    # Who left out a collective has read another one's bytes as `asked`: it must not commit its state.
+                    BOX.issue("barrier(before save)", Phase.SYNC, step)
+                    dist.barrier()
                     if rank == 0 or not ONE_SAVES:
                         BOX.record(Phase.SAVE, step)
                     if rank == 0 and ONE_SAVES:
