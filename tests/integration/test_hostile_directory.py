@@ -49,19 +49,30 @@ def ups(desk: Path, *arguments: str, program: tuple[str, ...] = (), code: int = 
     return done.stdout
 
 
-def test_no_command_imports_from_the_current_directory(desk: Path) -> None:
+def _changes(run_dir: str) -> list[str]:
+    return ["--set", f"run.dir={run_dir}", "--set", "stages.0.steps=2"]
+
+
+_COMMANDS = (
+    ("init", "own", "--data", "waves.h5"),
+    ("train", "v1/config.yaml", "--ranks", "2", *_changes("runs/short")),
+    ("rollout", "runs/short", "data/wave1d.zarr", "-o", "result.zarr"),
+)
+_MORE_COMMANDS = (
+    ("data", "inspect", "data/wave1d.zarr"),
+    ("data", "validate", "data/wave1d.zarr"),
+    ("plan", "v1/config.yaml"),
+    ("train", "v1/config.yaml", *_changes("runs/short")),
+    ("status", "runs/short"),
+    ("eval", "runs/short"),
+)
+
+
+@pytest.mark.parametrize("commands", [_COMMANDS, pytest.param(_MORE_COMMANDS, marks=pytest.mark.long)])
+def test_no_command_imports_from_the_current_directory(desk: Path, commands: tuple[tuple[str, ...], ...]) -> None:
     (desk / "matplotlibrc").write_text("text.usetex: True\nbackend: module://json\n")  # LaTeX would be run
     ups(desk, "data", "inspect", "waves.h5", code=4)  # which is of no known layout
-    for command in (
-        ("data", "inspect", "data/wave1d.zarr"),
-        ("data", "validate", "data/wave1d.zarr"),
-        ("init", "own", "--data", "waves.h5"),
-        ("plan", "v1/config.yaml"),
-        ("train", "v1/config.yaml", "--ranks", "2", *_changes("runs/short")),
-        ("status", "runs/short"),
-        ("eval", "runs/short"),
-        ("rollout", "runs/short", "data/wave1d.zarr", "-o", "result.zarr"),
-    ):
+    for command in commands:
         ups(desk, *command)
 
 
@@ -117,7 +128,3 @@ def test_a_run_does_not_start_git(desk: Path) -> None:
     log = desk / "runs" / "short" / "tracking" / "wandb.log"
     assert not log.exists() or "Loading settings from" not in log.read_text()
     assert commit.stdout.strip() in (desk / "runs" / "short" / "env.json").read_text()
-
-
-def _changes(run_dir: str) -> list[str]:
-    return ["--set", f"run.dir={run_dir}", "--set", "stages.0.steps=2"]

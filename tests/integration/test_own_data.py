@@ -112,6 +112,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     assert (tmp_path / "waves.mp4").exists()
 
 
+@pytest.mark.long
 def test_one_command_holds_a_model_against_baselines_with_the_same_cpu_time(tmp_path: Path) -> None:
     """docs/bench-own-data.md, small; the second call trains nothing."""
     pytest.importorskip("neuralop")
