@@ -90,8 +90,8 @@ class Bench:
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
         if plugin_of(wanted):
             use_script(PLUGIN)
-        # The longest first: the others fill the time next to it.
-        wanted.sort(key=lambda entry: -len(entry.tasks))
+        # One seed of everything first; the longest before those that fill the time next to it.
+        wanted.sort(key=lambda entry: (entry.seed, -len(entry.tasks)))
         wanted = self._with_steps(wanted, jobs, line)
         rows, identities = self._references()
         failed = self._train_all(wanted, identities, jobs, line)
