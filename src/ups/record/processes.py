@@ -185,6 +185,16 @@ def status_fields(pid: int | str) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
+def kernel_number(path: Path, name: str) -> int | None:
+    """The number in the row `name` of a file below /proc or /sys; None if the file or the row is not there."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if words[:1] == [name]:
+                return int(words[1])
+    return None
+
+
 # One thread per process: jobs are the parallelism, and sums are taken in one order whatever the machine.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.schema import Recipe
 from ups.errors import DataError, MachineError, UpsError
-from ups.record.processes import raise_open_files
+from ups.record.processes import kernel_number, raise_open_files
 from ups.record.text import size_text
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
 
 def memory_limit_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """The most memory that this host gives to our processes together: the machine's, or the control group's."""
-    limits = [_row_of(proc / "meminfo", "MemTotal:", 2**52) * 1024]
+    limits = [(kernel_number(proc / "meminfo", "MemTotal:") or 2**52) * 1024]
     for folder in _own_groups(proc, cgroups):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
@@ -260,11 +260,11 @@ def memory_limit_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 def memory_available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """What is left of it now, as far as the kernel shows."""
-    left = [_row_of(proc / "meminfo", "MemAvailable:", 2**52) * 1024]
+    left = [(kernel_number(proc / "meminfo", "MemAvailable:") or 2**52) * 1024]
     for folder in _own_groups(proc, cgroups):
         with contextlib.suppress(OSError, ValueError):
             limit, used = int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
-            left.append(limit - max(0, used - _row_of(folder / "memory.stat", "inactive_file", 0)))
+            left.append(limit - max(0, used - (kernel_number(folder / "memory.stat", "inactive_file") or 0)))
     return max(0, min(left))
 
 
@@ -290,14 +290,6 @@ def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _row_of(path: Path, name: str, missing: int) -> int:
-    """The number in the row `name` of a file of the kernel."""
-    with contextlib.suppress(OSError, ValueError):
-        rows = dict(line.split()[:2] for line in path.read_text().splitlines())
-        return int(rows.get(name, missing))
-    return missing
 
 
 def _own_groups(proc: Path, cgroups: Path) -> list[Path]:

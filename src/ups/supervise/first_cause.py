@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ups.record import causes
 from ups.record.blackbox import Phase, Record
+from ups.record.processes import kernel_number
 from ups.supervise.rank_view import RankView
 
 
@@ -234,16 +235,10 @@ def oom_kill_counters(proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[str, i
 
     Only where there are none those of the whole machine: there the processes of others count, too.
     """
-    counters = {}
-    for path in _counter_files(proc, cgroups):
-        count = _counter(path, "oom_kill")
-        if count is not None:
-            counters[str(path)] = count
-    if not counters:
-        count = _counter(proc / "vmstat", "oom_kill")
-        if count is not None:
-            counters["machine"] = count
-    return counters
+    counters = {str(path): kernel_number(path, "oom_kill") for path in _counter_files(proc, cgroups)}
+    if all(count is None for count in counters.values()):
+        counters = {"machine": kernel_number(proc / "vmstat", "oom_kill")}
+    return {name: count for name, count in counters.items() if count is not None}
 
 
 def moved(before: dict[str, int], after: dict[str, int]) -> bool:
@@ -263,12 +258,3 @@ def _counter_files(proc: Path, cgroups: Path) -> list[Path]:
             elif "memory" in controllers.split(","):
                 files.append(cgroups / "memory" / relative / "memory.oom_control")
     return files
-
-
-def _counter(path: Path, name: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    return None

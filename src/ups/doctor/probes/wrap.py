@@ -6,10 +6,8 @@ memory. The checkpoint has full size and lies where the run would have it.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from pathlib import Path
 
 import torch
 
@@ -20,6 +18,7 @@ from ups.doctor.examine import scratch_dir
 from ups.doctor.probes.check import Assignment
 from ups.doctor.probes.parity import digest
 from ups.doctor.probes.parts import StopAfter, open_run_data, quick, run_steps, stage_name
+from ups.record.processes import status_fields
 from ups.record.text import counted, size_text
 from ups.run.assemble import assemble
 from ups.run.preflight import CheckFailed, Report, free_bytes, memory_limit_bytes
@@ -89,15 +88,13 @@ def resident_bytes(children: tuple[int, ...] = ()) -> tuple[int, int]:
     own = _status("self")
     private = max(own.get("VmHWM", 0) - own.get("RssFile", 0), own.get("RssAnon", 0) + own.get("RssShmem", 0))
     for pid in children:
-        private += _status(str(pid)).get("RssAnon", 0)
+        private += _status(pid).get("RssAnon", 0)
     return private, own.get("RssFile", 0)
 
 
-def _status(pid: str) -> dict[str, int]:
-    with contextlib.suppress(OSError):
-        lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-        return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in lines if len(parts) == 3 and parts[2] == "kB"}
-    return {}
+def _status(pid: int | str) -> dict[str, int]:
+    sizes = {name: value.split() for name, value in status_fields(pid).items() if value.endswith(" kB")}
+    return {name: int(number) * 1024 for name, (number, _) in sizes.items()}
 
 
 # What schedulers usually leave between SIGTERM and SIGKILL (Slurm and Kubernetes: 30 s).
