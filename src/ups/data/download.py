@@ -40,7 +40,7 @@ from ups.errors import (
     FetchUnavailableError,
     MachineError,
 )
-from ups.record.files import load_object, machine_error, write_file_atomically
+from ups.record.files import load_object, machine_error, machine_errors, write_file_atomically
 from ups.record.text import printable, size_text
 
 # Failures in a row without any progress before a file is given up, and how long to wait between two.
@@ -201,18 +201,14 @@ class Fetch:
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
         rest = memoryview(data)
-        try:
+        with machine_errors(f"cannot write to {self.partial}"):
             while rest:
                 rest = rest[file.write(rest) :]
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.partial}", error) from error
 
     def _sync(self, file: IO[bytes], position: int) -> None:
         """Note that the bytes up to here are on the disk, so that a power cut cannot leave a hole in the file."""
-        try:
+        with machine_errors(f"cannot write to {self.partial}"):
             os.fdatasync(file.fileno())
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.partial}", error) from error
         self._note.synced = position
         note = {"url": self._note.url, "validator": self._note.validator, "total": self._note.total, "synced": position}
         write_file_atomically(self._note_path, json.dumps(note).encode())
@@ -229,18 +225,15 @@ class Fetch:
                 f"{shown(self.file.url)} is not the published file: {problem}",
                 hint="the server has another file, or cuts it: try another --mirror",
             )
-        try:
+        with machine_errors(f"cannot write to {self.target}"):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self.partial.replace(self.target)
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.target}", error) from error
         with contextlib.suppress(OSError):
             self._note_path.unlink()
         return md5
 
     def _discard(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.partial.unlink()
+        self.partial.unlink(missing_ok=True)
         self._note = _Note(self.file.url)
         self._progress(0)
 

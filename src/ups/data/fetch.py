@@ -38,7 +38,7 @@ from ups.data.download import (
     shown,
 )
 from ups.errors import ConfigError, DataError, DiskFullError, FetchContentError, UpsError
-from ups.record.files import hold_partial, machine_error, read_object, write_file_atomically
+from ups.record.files import hold_partial, machine_errors, read_object, write_file_atomically
 from ups.record.text import size_text
 
 JOBS = 4
@@ -182,10 +182,8 @@ def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any], stop: thre
         status, known = target.stat(), verified.get(file.path)
         size, now = status.st_size, (status.st_size, status.st_mtime_ns)
         if not isinstance(known, dict) or (known.get("size"), known.get("mtime_ns")) != now:
-            try:
+            with machine_errors(f"cannot read {target}"):
                 _check_present(file, target, size, stop)
-            except OSError as error:
-                raise machine_error(f"cannot read {target}", error) from error
         return Wanted(file, target, size, present=True)
     return Wanted(file, target, _remote_size(file.url, stop), present=False)
 
@@ -226,10 +224,8 @@ def _check_space(folder: Path, missing: list[Wanted]) -> None:
         partial = folder / PARTIAL / one.file.path.replace("/", "+")
         if partial.exists():
             needed -= min(os.stat(partial).st_size, one.missing)
-    try:
+    with machine_errors(f"cannot use {folder}"):
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise machine_error(f"cannot use {folder}", error) from error
     if needed + SPARE_BYTES > free:
         raise DiskFullError(
             f"{size_text(needed)} are to be fetched, and {size_text(free)} are free at {folder}",

@@ -33,8 +33,9 @@ from ups.data.rank_source import EXTRA, Array, read_arrays
 from ups.errors import ConfigError, DataError, DiskFullError, IntegrityError, UpsError
 from ups.formats.base import Int64, Reader
 from ups.formats.shards import ProcessCache, map_file
-from ups.record.files import hold_partial, load_object, machine_error, read_object, write_file_atomically
+from ups.record.files import hold_partial, load_object, machine_errors, read_object, write_file_atomically
 from ups.record.manifest import COMMITTED_NAME, Manifest, clean_temporaries, commit_directory, is_committed, verify
+from ups.record.processes import kernel_number
 from ups.spec.batch import LATENTS, Float32
 from ups.spec.statistics import Statistics
 
@@ -381,12 +382,10 @@ class CacheWriter:
         if read_object(marker) != wanted:
             shutil.rmtree(self.content, ignore_errors=True)
             write_file_atomically(marker, json.dumps(wanted, indent=1).encode())
-        try:
+        with machine_errors(f"cannot write to {self.content}"):
             for task in self.tasks:
                 (self.content / task.name).mkdir(parents=True, exist_ok=True)
                 clean_temporaries(self.content / task.name)
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.content}", error) from error
         return [job for job in self._jobs() if not self._is_there(job)]
 
     def done(self, job: Job, sha256: str, size: int) -> None:
@@ -467,8 +466,4 @@ def _file_system(folder: Path) -> str:
 
 
 def _available_memory() -> int:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 2**63
+    return (kernel_number(Path("/proc/meminfo"), "MemAvailable:") or 2**53) * 1024

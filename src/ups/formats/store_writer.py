@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 import ups
-from ups.errors import DataError, MachineError
+from ups.errors import DataError
 from ups.formats.base import FLOAT32_HINT, SPLITS
 from ups.formats.shards import MAX_CHUNK_BYTES, ArrayLayout, array_json, encode_index, group_json
 from ups.formats.zarr_store import DIFFERING, DIFFERING_VERSION, FORMAT, VERSION
+from ups.record.files import machine_errors
 from ups.record.manifest import Manifest, check_replaceable, commit_directory, make_temporary
 from ups.spec.task import Role, TaskSpec
 
@@ -122,14 +123,10 @@ class StoreWriter:
         writer = self._splits.get(split)
         if writer is None:
             writer = self._splits[split] = _SplitWriter(self, split, arrays)
-        try:
+        with machine_errors(f"cannot write the store {self.path}"):
             writer.append(arrays)
             writer.frames.append(length)
             writer.steps.append(step)
-        except OSError as error:
-            raise MachineError(
-                f"cannot write the store {self.path}: {error.strerror or error}", hint="is there space on the disk?"
-            ) from error
 
     def assume(self, text: str) -> None:
         """Add a sentence to what the store says about its data."""
@@ -169,7 +166,7 @@ class StoreWriter:
         }
         if differing:
             attributes["differing"] = differing
-        try:
+        with machine_errors(f"cannot write the store {self.path}"):
             for split, writer in self._splits.items():
                 writer.finish()
                 self.write_json(split, group_json({}))
@@ -181,10 +178,6 @@ class StoreWriter:
                     values = np.array(writer.frames if what == "frames" else writer.steps, np.float64)
                     self._write_vector(f"{split}/{DIFFERING[what]}", "trajectory", values)
             self.write_json("", group_json({"ups": attributes}))
-        except OSError as error:
-            raise MachineError(
-                f"cannot write the store {self.path}: {error.strerror or error}", hint="is there space on the disk?"
-            ) from error
         self._manifest = commit_directory(self._temporary, self.path, known_hashes=self._hashes)
         return self._manifest
 

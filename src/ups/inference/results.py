@@ -31,7 +31,7 @@ from torch import Tensor
 from ups.errors import BundleError
 from ups.inference.inputs import Start
 from ups.inference.trust import KINDS, MAX_NAMED_SAMPLES, Trust
-from ups.record.files import machine_error, temporary_name
+from ups.record.files import machine_error, machine_errors, temporary_name
 from ups.record.manifest import make_temporary
 from ups.spec.grid import (
     CONVENTIONS,
@@ -413,10 +413,8 @@ class NetcdfSink(FileSink):
 
         layout = self.layout
         self.temporary = temporary_name(self.path)
-        try:
+        with machine_errors(f"cannot write {self.path}"):
             self.file = h5netcdf.File(self.temporary, "w")
-        except OSError as error:
-            raise machine_error(f"cannot write {self.path}", error) from error
         sizes: dict[str, int] = {}
         for field in layout.fields:
             sizes |= dict(zip(layout.dims(field), layout.shape(field, layout.num_frames), strict=True))

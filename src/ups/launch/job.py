@@ -19,7 +19,7 @@ from pathlib import Path
 from ups.buckets.client import holds_secret
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, MachineError
-from ups.record.files import machine_error, write_file_atomically
+from ups.record.files import machine_errors, write_file_atomically
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
 
@@ -271,10 +271,8 @@ NAMES = re.compile(r"job\.sh|slurm_\d+(_\d+)?\.out|skypilot\.yaml|vast\.sh|vast_
 def write_script(run_dir: Path, name: str, text: str) -> Path:
     """Write one of the files anew; returns its path. Raises MachineError."""
     path = RunDir(run_dir).launch / name
-    try:
+    with machine_errors(f"cannot write to {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise machine_error(f"cannot write to {path.parent}", error) from error
     write_file_atomically(path, text.encode())
     return path
 

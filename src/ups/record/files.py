@@ -27,7 +27,7 @@ NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, e
 def write_file_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a restart after a kill, sees the old content or all of the new."""
     temporary = temporary_name(path)
-    try:
+    with machine_errors(f"cannot write {path}"):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -39,8 +39,6 @@ def write_file_atomically(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_path(path.parent)
-    except OSError as error:
-        raise machine_error(f"cannot write {path}", error) from error
 
 
 def mode_by_umask(path: Path) -> None:
@@ -104,6 +102,15 @@ def machine_error(what: str, error: OSError) -> MachineError:
     }
     kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else MachineError
     return kind(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0, ""))
+
+
+@contextlib.contextmanager
+def machine_errors(what: str) -> Iterator[None]:
+    """In this block an OSError becomes the `machine_error` with these words."""
+    try:
+        yield
+    except OSError as error:
+        raise machine_error(what, error) from error
 
 
 def not_allowed(error: OSError) -> MachineError:
@@ -293,12 +300,10 @@ def hold_partial(partial: Path, doing: str) -> Iterator[None]:
     for path in (partial, lock):
         if path.is_symlink():
             raise MachineError(f"{path} is a link, and nothing is written through it", hint="remove it")
-    try:
+    with machine_errors(f"cannot write to {partial}"):
         partial.mkdir(parents=True, exist_ok=True)
         # Neither emptied nor followed: it may have become a link by now.
         file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
-    except OSError as error:
-        raise machine_error(f"cannot write to {partial}", error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,7 +37,7 @@ from ups.errors import IntegrityError, MachineError
 from ups.record.files import (
     TEMPORARY_PREFIX,
     exchange,
-    machine_error,
+    machine_errors,
     open_regular,
     parse_object,
     safe_read,
@@ -113,15 +113,13 @@ def write_manifest(directory: Path, known_hashes: Mapping[str, tuple[str, int]] 
     known = {}
     for path, (sha256, size) in (known_hashes or {}).items():
         known[path] = _checked_hash({"sha256": sha256, "size": size}, f"known hash of {printable(path)}")
-    try:
+    with machine_errors(f"cannot read {directory}"):
         sizes = _list_files(directory)
         wrong = list(_differences(known, {path: size for path, size in sizes.items() if path in known}))
         if wrong:
             raise _difference_error(directory, wrong)
         for path in known:
             sync_path(directory / path)
-    except OSError as error:
-        raise machine_error(f"cannot read {directory}", error) from error
     hashed = hash_files(directory, sizes.keys() - known.keys())
     manifest = Manifest(dict(sorted({**known, **hashed}.items())))
     write_file_atomically(directory / MANIFEST_NAME, manifest.to_bytes())
@@ -133,19 +131,15 @@ def hash_files(directory: Path, paths: Iterable[str]) -> dict[str, FileHash]:
 
     The fsync belongs here because only the host that wrote a file can flush it to a network file system.
     """
-    try:
+    with machine_errors(f"cannot hash the files of {directory}"):
         return {name: _hash_file(directory / name, sync=True) for name in sorted(paths)}
-    except OSError as error:
-        raise machine_error(f"cannot hash the files of {directory}", error) from error
 
 
 def make_temporary(final: Path) -> Path:
     """Create an empty temporary directory next to `final`, under a name that `clean_temporaries` recognizes."""
     temporary = temporary_name(final)
-    try:
+    with machine_errors(f"cannot make a directory in {final.parent}"):
         temporary.mkdir(parents=True)
-    except OSError as error:
-        raise machine_error(f"cannot make a directory in {final.parent}", error) from error
     return temporary
 
 
@@ -159,7 +153,7 @@ def commit_directory(
     two are on different file systems; `final` is then as it was, and `temporary` is left for a retry. (Only when the
     very last fsync fails, `final` may be the new directory already: complete, but not certain to survive a power cut.)
     """
-    try:
+    with machine_errors(f"cannot commit {final}"):
         _recover(final)
         replacing = check_replaceable(final)
         (temporary / COMMITTED_NAME).unlink(missing_ok=True)
@@ -174,8 +168,6 @@ def commit_directory(
         else:
             os.rename(temporary, final)
             sync_parents(temporary, final)
-    except OSError as error:
-        raise machine_error(f"cannot commit {final}", error) from error
     return manifest
 
 
@@ -218,12 +210,10 @@ def verify(directory: Path, *, deep: bool = True) -> Manifest:
 def remove_directory(directory: Path) -> None:
     """Delete a committed directory so that a kill in between never leaves a half of it under its name."""
     doomed = temporary_name(directory)
-    try:
+    with machine_errors(f"cannot remove {directory}"):
         os.rename(directory, doomed)
         sync_path(directory.parent)
         shutil.rmtree(doomed)
-    except OSError as error:
-        raise machine_error(f"cannot remove {directory}", error) from error
 
 
 def clean_temporaries(parent: Path) -> list[Path]:
@@ -232,7 +222,7 @@ def clean_temporaries(parent: Path) -> list[Path]:
     Only for the one writer of `parent`.
     """
     removed: list[Path] = []
-    try:
+    with machine_errors(f"cannot clean {parent}"):
         names = sorted(os.listdir(parent)) if parent.is_dir() else []  # nothing was ever written: nothing to clean
         for name in names:
             if name.startswith(_ASIDE_PREFIX):
@@ -242,8 +232,6 @@ def clean_temporaries(parent: Path) -> list[Path]:
             if name.startswith(TEMPORARY_PREFIX):
                 remove_path(path)
                 removed.append(path)
-    except OSError as error:
-        raise machine_error(f"cannot clean {parent}", error) from error
     return removed
 
 

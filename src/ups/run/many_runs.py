@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, IntegrityError, RunHeldError
-from ups.record.files import machine_error, read_object, write_file_atomically
+from ups.record.files import machine_errors, read_object, write_file_atomically
 from ups.record.manifest import verify
 from ups.record.run_dir import RunDir, is_bundle, meant_by
 from ups.record.text import path_text
@@ -135,10 +135,8 @@ def take_away(run: str, tag: str) -> Path:
 @contextlib.contextmanager
 def _changed(directory: Path) -> Iterator[dict[str, dict[str, Any]]]:
     """The tags of a directory, written when the block ends; two that change them wait for each other."""
-    try:
+    with machine_errors(f"cannot write to {directory}"):
         file = (directory / ".tags.lock").open("w")
-    except OSError as error:
-        raise machine_error(f"cannot write to {directory}", error) from error
     with file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -31,6 +31,7 @@ from ups.formats.zarr_store import read_store_attributes
 from ups.record.files import (
     hold_partial,
     machine_error,
+    machine_errors,
     read_object,
     sync_parents,
     temporary_name,
@@ -78,10 +79,8 @@ def generate(
         require_solvers("`ups data generate`")
     if num_processes < 1:
         raise ConfigError(f"{num_processes} processes cannot do anything", hint="give --processes 1 or more")
-    try:
+    with machine_errors(f"cannot make the directory {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MachineError(f"cannot make the directory {out}: {error.strerror}") from error
     if len({request.task for request in requests}) < len(requests):
         raise ConfigError("one task is asked for twice", hint="generate the two data sets into two directories")
     with contextlib.ExitStack() as stack:

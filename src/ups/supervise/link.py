@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import MachineError
-from ups.record.files import parse_object
+from ups.record.files import machine_errors, parse_object
 from ups.record.run_dir import RunDir
 
 SECRET_VARIABLE = "UPS_LINK_SECRET"  # noqa: S105 - the name of a variable
@@ -46,14 +46,11 @@ def make_secret(run_dir: Path) -> bytes:
         return secret
     path = RunDir(run_dir).link_secret
     text = secrets.token_hex(32)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+    with machine_errors(f"cannot write {path}"):
+        path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text + "\n")
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}") from error
     return text.encode()
 
 
