@@ -28,21 +28,8 @@ import typer
 from typer.core import TyperGroup
 
 import ups
+from ups.cli import output
 from ups.cli.options import new_app
-from ups.cli.output import (
-    keep_traceback,
-    log_path,
-    note,
-    note_message,
-    open_closed_streams,
-    print_error,
-    report,
-    say,
-    shown,
-    silence,
-    styled,
-    table,
-)
 from ups.errors import EXIT_CODES, MachineError, UpsError, exit_code_of_signal
 from ups.record.files import NOT_ALLOWED, not_allowed
 from ups.record.log import show_log
@@ -54,21 +41,23 @@ def show_version(*, verbose: bool, as_json: bool) -> None:
 
     facts: dict[str, Any] = describe() | {"parts": parts()} if verbose else {"ups": ups.__version__}
     if as_json:
-        report(facts)
+        output.report(facts)
         return
     if not verbose:
-        say(f"ups {ups.__version__}")
+        output.say(f"ups {ups.__version__}")
         return
     rows, missing = [], [name for name, extra in facts["extras"].items() if extra["missing"]]
     for name, extra in facts["extras"].items():
         more = f" (needs {', '.join(extra['missing'])})" if extra["missing"] else ""
         rows.append((name, "missing" if extra["missing"] else "installed", f"{extra['adds']}{more}"))
     libraries = [(name, version or "not installed") for name, version in facts["libraries"].items()]
-    say(f"{styled('ups', 'bold')} {facts['ups']}\n\n{table(libraries)}\n")
-    say(f"{styled('Extras', 'bold')}\n{table(rows) if rows else '  (the package metadata lists none)'}\n")
-    say(f"{styled('Parts', 'bold')}\n{table(_part_rows(facts['parts']))}")
+    output.say(f"{output.styled('ups', 'bold')} {facts['ups']}\n\n{output.table(libraries)}\n")
+    output.say(
+        f"{output.styled('Extras', 'bold')}\n{output.table(rows) if rows else '  (the package metadata lists none)'}\n"
+    )
+    output.say(f"{output.styled('Parts', 'bold')}\n{output.table(_part_rows(facts['parts']))}")
     if missing:
-        say(f"\nAdd one in the checkout: pip install '.[{missing[0]}]'")
+        output.say(f"\nAdd one in the checkout: pip install '.[{missing[0]}]'")
 
 
 def _part_rows(parts: list[dict[str, str]]) -> list[tuple[str, ...]]:
@@ -162,7 +151,7 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the table as help, without importing a command."""
-        formatter.write(shown(help_text()))
+        formatter.write(output.shown(help_text()))
 
 
 def help_text() -> str:
@@ -170,21 +159,21 @@ def help_text() -> str:
     rows = list(available().values())
     width = max(len(row.name) for row in rows)
     parts = [
-        f"{styled('ups', 'bold')}: train one neural simulator for many PDEs, and always know why a run stopped.",
-        f"{styled('Usage:', 'bold')} ups COMMAND [ARGUMENTS]     ups COMMAND --help says more",
+        f"{output.styled('ups', 'bold')}: train one neural simulator for many PDEs, and always know why a run stopped.",
+        f"{output.styled('Usage:', 'bold')} ups COMMAND [ARGUMENTS]     ups COMMAND --help says more",
     ]
     for group in dict.fromkeys(row.group for row in rows):
-        lines = [f"  {styled(row.name.ljust(width), 'cyan')}   {row.help}" for row in rows if row.group == group]
-        parts.append("\n".join([styled(group, "bold"), *lines]))
+        lines = [f"  {output.styled(row.name.ljust(width), 'cyan')}   {row.help}" for row in rows if row.group == group]
+        parts.append("\n".join([output.styled(group, "bold"), *lines]))
     options = [
         ("-h, --help", "show this"),
         ("--version", "show the version; --verbose adds libraries and what each extra brings"),
         ("--install-completion", "complete commands and options with the tab key in this shell"),
     ]
-    parts.append(f"{styled('Options', 'bold')}\n{table(options, gap=3)}")
+    parts.append(f"{output.styled('Options', 'bold')}\n{output.table(options, gap=3)}")
     codes = [(str(code).rjust(3), meaning) for code, meaning in EXIT_CODES.items()]
-    parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
-    log = log_path()
+    parts.append(f"{output.styled('Exit codes', 'bold')}\n{output.table(codes)}")
+    log = output.log_path()
     home = os.path.expanduser("~")
     folder = f"~{str(log)[len(home) :]}" if home != "/" and str(log).startswith(home + "/") else str(log)
     tracebacks = f"Tracebacks are kept in {folder}." if log else "Set XDG_STATE_HOME to keep tracebacks."
@@ -205,14 +194,14 @@ def _root(
     if version:
         show_version(verbose=verbose, as_json=json)
     elif context.invoked_subcommand is None:
-        say(help_text().rstrip("\n"))
+        output.say(help_text().rstrip("\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `ups` command; always ends in SystemExit with a code of `ups.errors.EXIT_CODES`."""
-    open_closed_streams()
+    output.open_closed_streams()
     os.environ["PYTHONSAFEPATH"] = "1"  # of all children: no start of Python imports from the current directory
-    show_log(note_message)
+    show_log(output.note_message)
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
@@ -227,7 +216,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _leave_pipe()
     except (KeyboardInterrupt, typer.Abort):
-        return _quietly(lambda: note("interrupted"), INTERRUPTED)
+        return _quietly(lambda: output.note("interrupted"), INTERRUPTED)
     except SystemExit as error:
         # typer turns a broken pipe into exit code 1; ours has a code of its own.
         if isinstance(error.__context__, BrokenPipeError):
@@ -243,7 +232,7 @@ def run(arguments: list[str]) -> int:
             return _wrong_use(error)
         return _unexpected(error, arguments)
     if code == INTERRUPTED:
-        return _quietly(lambda: note("interrupted"), INTERRUPTED)
+        return _quietly(lambda: output.note("interrupted"), INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -253,8 +242,8 @@ def _command_of(arguments: list[str]) -> str:
 
 
 def _known(error: UpsError, arguments: list[str]) -> int:
-    keep_traceback(error, _command_of(arguments))
-    return _quietly(lambda: print_error(error, as_json="--json" in arguments), error.exit_code)
+    output.keep_traceback(error, _command_of(arguments))
+    return _quietly(lambda: output.print_error(error, as_json="--json" in arguments), error.exit_code)
 
 
 def _wrong_use(error: Any) -> int:
@@ -263,21 +252,23 @@ def _wrong_use(error: Any) -> int:
     path = context.command_path if context is not None else "ups"
     text = message = str(error.format_message())
     if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help of the group
-        head = styled("error:", "bold", "red", stream=sys.stderr)
+        head = output.styled("error:", "bold", "red", stream=sys.stderr)
         text = f"{head} usage: {' '.join(message.split()).rstrip('.')} -> {path} --help"
-    return _quietly(lambda: note(text), int(error.exit_code))
+    return _quietly(lambda: output.note(text), int(error.exit_code))
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> int:
     import traceback
 
-    path = keep_traceback(error, _command_of(arguments))
+    path = output.keep_traceback(error, _command_of(arguments))
     copy = f"; also kept in {path}" if path else ""
-    head = styled("error:", "bold", "red", stream=sys.stderr)
+    head = output.styled("error:", "bold", "red", stream=sys.stderr)
 
     def print_last() -> None:
-        note("".join(traceback.format_exception(error)).rstrip("\n"))
-        note(f"{head} unexpected {type(error).__name__}: a bug in ups or in your own code (traceback above{copy})")
+        output.note("".join(traceback.format_exception(error)).rstrip("\n"))
+        output.note(
+            f"{head} unexpected {type(error).__name__}: a bug in ups or in your own code (traceback above{copy})"
+        )
 
     return _quietly(print_last, 1)
 
@@ -287,12 +278,12 @@ def _quietly(print_last: Callable[[], None], code: int) -> int:
     try:
         print_last()
     except (OSError, UpsError):
-        silence(sys.stdout, sys.stderr)
+        output.silence(sys.stdout, sys.stderr)
     return code
 
 
 def _leave_pipe() -> int:
-    silence(sys.stdout, sys.stderr)
+    output.silence(sys.stdout, sys.stderr)
     return exit_code_of_signal(signal.SIGPIPE)
 
 

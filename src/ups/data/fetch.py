@@ -26,17 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.buckets.client import holds_secret
-from ups.data.download import (
-    SPARE_BYTES,
-    BeginAgainError,
-    Fetch,
-    RemoteFile,
-    TryAgainError,
-    check_size,
-    md5_of,
-    request,
-    shown,
-)
+from ups.data import download
+from ups.data.download import RemoteFile
 from ups.errors import ConfigError, DataError, DiskFullError, FetchContentError, UpsError
 from ups.record.files import hold_partial, machine_errors, read_object, write_file_atomically
 from ups.record.text import size_text
@@ -166,7 +157,9 @@ class _Work:
     def _one(self, wanted: Wanted) -> None:
         path = wanted.file.path
         partial = self._folder / PARTIAL / path.replace("/", "+")
-        md5 = Fetch(wanted.file, wanted.target, partial, lambda n: self._bytes.update({path: n}), self._stop).run()
+        md5 = download.Fetch(
+            wanted.file, wanted.target, partial, lambda n: self._bytes.update({path: n}), self._stop
+        ).run()
         status = wanted.target.stat()
         with self._lock:
             self._num_fetched += 1
@@ -192,18 +185,18 @@ def _remote_size(url: str, stop: threading.Event) -> int | None:
     """How long the server says that a file is; None if it does not say, or not now."""
     try:
         # Not HEAD: addresses that are signed for reading refuse it.
-        with request(url, 0, end=1, stop=stop) as answer:
+        with download.request(url, 0, end=1, stop=stop) as answer:
             return answer.total
-    except (TryAgainError, BeginAgainError, FetchContentError) as error:
-        logger.warning("the size of %s is not known: %s", shown(url), error)
+    except (download.TryAgainError, download.BeginAgainError, FetchContentError) as error:
+        logger.warning("the size of %s is not known: %s", download.shown(url), error)
         return None
 
 
 def _check_present(file: RemoteFile, target: Path, size: int, stop: threading.Event) -> None:
     """Raise DataError if a file that was already there is not the published one, as far as that can be known."""
-    problem = check_size(target)
+    problem = download.check_size(target)
     if not problem and file.md5:
-        problem = "" if md5_of(target, stop) == file.md5 else f"its MD5 is not {file.md5}"
+        problem = "" if download.md5_of(target, stop) == file.md5 else f"its MD5 is not {file.md5}"
     elif not problem and _remote_size(file.url, stop) not in (None, size):
         problem = "it has another size"
     if problem:
@@ -226,7 +219,7 @@ def _check_space(folder: Path, missing: list[Wanted]) -> None:
             needed -= min(os.stat(partial).st_size, one.missing)
     with machine_errors(f"cannot use {folder}"):
         free = shutil.disk_usage(folder).free
-    if needed + SPARE_BYTES > free:
+    if needed + download.SPARE_BYTES > free:
         raise DiskFullError(
             f"{size_text(needed)} are to be fetched, and {size_text(free)} are free at {folder}",
             hint="choose some of the files with --only, or another disk with --out",

@@ -13,17 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ups.evaluation.metrics import (
-    fair_crps,
-    gaussian_crps,
-    mean_over_space,
-    mean_square_of_mean,
-    rank_counts,
-    shell_energy,
-    spread_skill,
-    spread_square,
-    trajectory_rms,
-)
+from ups.evaluation import metrics
 from ups.evaluation.rollout import RolloutPlan, batches_of, own_part, read_inputs, weights_of
 from ups.formats.base import Reader
 from ups.models.ensemble import Members, by_member
@@ -65,11 +55,12 @@ class EnsembleScores:
         """
         size = scale.clamp_min(1e-12).reshape(*scale.shape, *[1] * (truth.ndim - 2))
         ensemble, single, wanted = members.double() / size[:, None], center.double() / size, truth.double() / size
-        spread, error = spread_square(ensemble, self.weights), mean_square_of_mean(ensemble, wanted, self.weights)
+        spread = metrics.spread_square(ensemble, self.weights)
+        error = metrics.mean_square_of_mean(ensemble, wanted, self.weights)
         scores = {
-            "crps": fair_crps(ensemble, wanted, self.weights),
-            "absolute_error": mean_over_space((single - wanted).abs(), self.weights),
-            "gaussian": gaussian_crps(single, wanted, spread.sqrt(), self.weights),
+            "crps": metrics.fair_crps(ensemble, wanted, self.weights),
+            "absolute_error": metrics.mean_over_space((single - wanted).abs(), self.weights),
+            "gaussian": metrics.gaussian_crps(single, wanted, spread.sqrt(), self.weights),
             "mean_rmse": error.sqrt(),
             "spread_square": spread,
             "error_square": error,
@@ -77,7 +68,7 @@ class EnsembleScores:
         for name, values in scores.items():
             self.sums[name][step] += values.sum(0).cpu()
         self.counts[step] += len(truth)
-        self.ranks += rank_counts(ensemble, wanted).cpu()
+        self.ranks += metrics.rank_counts(ensemble, wanted).cpu()
         return {name: scores[name].mean(1).cpu() for name in SCORES}
 
     def add_energy(self, members: Tensor, center: Tensor, truth: Tensor) -> None:
@@ -85,7 +76,7 @@ class EnsembleScores:
         count = members.shape[1]
         parts = {"members": members.flatten(0, 1), "central": center, "truth": truth}
         for name, frames in parts.items():
-            total = shell_energy(frames[:, None]).sum((0, 1)).cpu() / (count if name == "members" else 1)
+            total = metrics.shell_energy(frames[:, None]).sum((0, 1)).cpu() / (count if name == "members" else 1)
             self.energy[name] = self.energy[name] + total if name in self.energy else total
 
     def result(self) -> dict[str, Any]:
@@ -98,7 +89,7 @@ class EnsembleScores:
         half = len(self.counts) // 2
         for name, part in (("spread_skill", slice(None)), ("spread_skill_second_half", slice(half, None))):
             spread, error = (means[key][part].mean(0) for key in _SQUARES)
-            summary[name] = float(spread_skill(spread, error, self.members).mean())
+            summary[name] = float(metrics.spread_skill(spread, error, self.members).mean())
         curves = {name: means[name].mean(1).tolist() for name in SCORES}
         curves["spread"] = means["spread_square"].sqrt().mean(1).tolist()
         curves["error"] = means["error_square"].sqrt().mean(1).tolist()
@@ -135,7 +126,7 @@ def score_ensemble(
     scores = EnsembleScores(members, seed, plan.num_steps, task.channel_names(task.predicted), counts)
     for part, span in batches_of(reader, split, own_part(reader, split, rank_info, max_trajectories), plan, batch_size):
         batch, truth = read_inputs(reader, split, part, span, device or torch.device("cpu"), dtype)
-        scale = trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
+        scale = metrics.trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
         frames = _rollouts(ensemble, batch, span) if kind == "rollout" else _one_steps(ensemble, batch, truth)
         totals = {name: torch.zeros(len(part), dtype=torch.float64) for name in SCORES}
         for step, (together, center) in enumerate(frames):

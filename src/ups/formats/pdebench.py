@@ -20,27 +20,9 @@ import numpy as np
 import yaml
 
 from ups.errors import DataError
+from ups.formats import hdf5
+from ups.formats import pdebench_problems as problems
 from ups.formats.base import FULL, SPACE, FileField, Source, SplitRows, Subsampling, check_alike, split_rows
-from ups.formats.hdf5 import (
-    HDF5_MAGIC,
-    FileSurvey,
-    Hdf5File,
-    Hdf5Reader,
-    array_of_group,
-    drop_hdf5,
-    first_bytes,
-    read_region,
-    survey_all,
-)
-from ups.formats.pdebench_problems import (
-    BOOKKEEPING,
-    PROBLEMS,
-    Evidence,
-    Problem,
-    recognize,
-    show_names,
-    unknown_problem,
-)
 from ups.formats.the_well import THE_WELL
 from ups.spec.batch import Float64
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
@@ -71,7 +53,7 @@ class FileLayout:
     assumptions: what the task says that the file does not, and what of the file is not used; a sentence each.
     """
 
-    survey: FileSurvey
+    survey: hdf5.FileSurvey
     task: TaskSpec
     form: _Form
     coordinates: tuple[Float64, ...]
@@ -80,7 +62,7 @@ class FileLayout:
     assumptions: tuple[str, ...]
 
 
-def understand(survey: FileSurvey, problem: str | None = None) -> FileLayout:
+def understand(survey: hdf5.FileSurvey, problem: str | None = None) -> FileLayout:
     """The layout of a surveyed file. problem: what its user says that it holds. Raises DataError for other files."""
     file = _File(survey)
     return _layout(file, _form_of(file), problem)
@@ -93,7 +75,7 @@ class _File:
     the simulation; other parts are about plots and publication.
     """
 
-    def __init__(self, survey: FileSurvey) -> None:
+    def __init__(self, survey: hdf5.FileSurvey) -> None:
         self.survey, self.path = survey, survey.key[0]
         self.name = Path(self.path).name
         attributes = {**survey.attributes.get("{}", {}), **survey.attributes[""]}
@@ -143,10 +125,10 @@ class _File:
         if array is None or math.prod(array.shape) > MAX_POINTS:
             raise DataError(f"{self.path}: dataset '{name}' is missing, or has more than {MAX_POINTS} entries")
         if "{}" in name:
-            array = array_of_group(array, self.survey.groups[0], self.survey.offsets, 0)
+            array = hdf5.array_of_group(array, self.survey.groups[0], self.survey.offsets, 0)
         lengths = (1, *array.shape[1:]) if first_row and len(array.shape) == 2 else array.shape
         region = tuple(slice(0, n, 1) for n in lengths)
-        return np.array(read_region(self.survey.key, array, region), np.float64).reshape(-1)
+        return np.array(hdf5.read_region(self.survey.key, array, region), np.float64).reshape(-1)
 
     def parameter(self, name: str) -> tuple[float, str] | None:
         """Value and source: the attributes, else the embedded configuration, else the file name."""
@@ -202,12 +184,12 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
     extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
     numbers = file.numbers
     named = tuple(dict.fromkeys((*file.attributes, *file.unread)))
-    evidence = Evidence(file.name, file.output_path, form.name, named, file.described, extents)
-    problem, reason = recognize(evidence, stated)
+    evidence = problems.Evidence(file.name, file.output_path, form.name, named, file.described, extents)
+    problem, reason = problems.recognize(evidence, stated)
     assumptions = [reason]
     if problem is None:
-        problem = unknown_problem(form.name, form.names, numbers, steady=form.times is None)
-        fitting = [p.name for p in PROBLEMS.values() if p.form == form.name]
+        problem = problems.unknown_problem(form.name, form.names, numbers, steady=form.times is None)
+        fitting = [p.name for p in problems.PROBLEMS.values() if p.form == form.name]
         if fitting:
             way = f"`problem: {fitting[0]}` in a recipe, `--problem {fitting[0]}` on the command line"
             assumptions = [f"{reason}. If you know that it holds {' or '.join(fitting)}, state it: {way}"]
@@ -236,7 +218,7 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
     return FileLayout(file.survey, task, form, coordinates, parameters, logs, tuple(assumptions))
 
 
-def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
+def _assumed_domain(file: _File, problem: problems.Problem, task: TaskSpec) -> list[str]:
     texts = []
     if problem.boundary == "unknown":
         texts.append(
@@ -253,22 +235,22 @@ def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
 def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[str]:
     """What else the file has, in words."""
     survey = file.survey
-    used = {name.lower() for name in parameters} | BOOKKEEPING
+    used = {name.lower() for name in parameters} | problems.BOOKKEEPING
     texts = []
     names = [n for n in (*file.attributes, *file.unread) if n.lower() not in used]
     if names:
-        texts.append(f"not used: {show_names('attribute', list(dict.fromkeys(names)))}")
+        texts.append(f"not used: {problems.show_names('attribute', list(dict.fromkeys(names)))}")
     varying = [n for n in survey.varying if n.lower() != "seed"]
     if varying:
-        texts.append(f"not used, because they differ between groups: {show_names('value', varying)}")
+        texts.append(f"not used, because they differ between groups: {problems.show_names('value', varying)}")
     settings = [n for n in file.described if n not in used]
     if settings:
-        texts.append(f"not used: {show_names('configured number', settings)}")
+        texts.append(f"not used: {problems.show_names('configured number', settings)}")
     read = {source.array.name for source in form.sources}
     coordinates = {"t", *(f"{c}-coordinate" for c in "txyz"), *(f"{{}}/grid/{c}" for c in "txyz")}
     others = [n.removeprefix("{}/") for n in survey.arrays if n not in read | coordinates]
     if others:
-        texts.append(f"not used: {show_names('dataset', others)}")
+        texts.append(f"not used: {problems.show_names('dataset', others)}")
     return texts
 
 
@@ -328,7 +310,7 @@ def _numbers_of(configuration: dict[Any, Any]) -> dict[str, float]:
     return numbers
 
 
-class PdebenchReader(Hdf5Reader):
+class PdebenchReader(hdf5.Hdf5Reader):
     """Windows from PDEBench files of one problem; parameters may differ from file to file.
 
     Trajectories are split file by file: the first go to train, then valid, the last to test, so that every split sees
@@ -350,16 +332,16 @@ class PdebenchReader(Hdf5Reader):
         listed = [paths] if isinstance(paths, str | Path) else list(paths)
         if not listed:
             raise DataError("no PDEBench file is named")
-        layouts = [understand(survey, problem) for survey in survey_all(listed, "pdebench")]
+        layouts = [understand(survey, problem) for survey in hdf5.survey_all(listed, "pdebench")]
         for layout in layouts:
-            drop_hdf5(layout.survey.key[0])  # opened for the coordinates; nothing stays open before a fork
+            hdf5.drop_hdf5(layout.survey.key[0])  # opened for the coordinates; nothing stays open before a fork
         first = layouts[0]
         check_alike([(layout.survey.key[0], _compared(layout, first)) for layout in layouts])
         names = tuple(first.parameters)
         counts = [layout.form.shape[0] for layout in layouts]
         flipped = (False,) * len(first.coordinates)
         self._files = tuple(
-            Hdf5File(
+            hdf5.Hdf5File(
                 layout.form.sources,
                 np.tile(np.array([layout.parameters[name] for name in names], np.float32), (count, 1)),
                 flipped,
@@ -399,7 +381,7 @@ class PdebenchFormat:
 
     def recognizes(self, path: Path) -> bool:
         """Whether this is a regular file that begins as HDF5 does, and not one of The Well."""
-        return first_bytes(path) == HDF5_MAGIC and not THE_WELL.recognizes(path)
+        return hdf5.first_bytes(path) == hdf5.HDF5_MAGIC and not THE_WELL.recognizes(path)
 
     open = staticmethod(PdebenchReader)
 

@@ -17,17 +17,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ups.buckets.cached_objects import forget
 from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
+from ups.formats import shards
 from ups.formats.base import FULL, SPLITS, Array, Int64, Reader, Source, Subsampling
-from ups.formats.shards import (
-    MAX_JSON_BYTES,
-    ArrayLayout,
-    ShardFile,
-    drop_files,
-    first_problem,
-    open_shard,
-    read_array,
-    read_group,
-)
 from ups.record.files import safe_read
 from ups.record.manifest import read_manifest
 from ups.record.text import printable
@@ -51,14 +42,14 @@ class StoreReader(Reader):
     def __init__(self, path: str | Path, subsampling: Subsampling = FULL) -> None:
         self.path = data_path(path).absolute()
         forget(str(self.path))
-        drop_files(str(self.path))  # maps of a store that was replaced under this name since
+        shards.drop_files(str(self.path))  # maps of a store that was replaced under this name since
         _refuse_links(self.path)
         self.attributes = read_store_attributes(self.path)
         try:
             stored = _Attributes.model_validate(self.attributes)
         except ValidationError as error:
             hint = "use the ups that wrote it, or pack the original files again"
-            raise DataError(f"attributes of store {self.path}: {first_problem(error)}", hint=hint) from error
+            raise DataError(f"attributes of store {self.path}: {shards.first_problem(error)}", hint=hint) from error
         task = TaskSpec.from_json(self.attributes.get("task"))
         self._layouts = {split: _read_split(self.path, split, task) for split in SPLITS if stored.splits.get(split)}
         if not self._layouts:
@@ -89,10 +80,10 @@ class StoreReader(Reader):
         frames = {s: _whole(self.path / s, values) for s, values in differing.get("frames", {}).items()}
         facts = (float(times[0]), stored.assumptions, frames or None, differing.get("dt"))
         super().__init__(Source(task, coordinates, num_frames, totals, *facts), subsampling)
-        drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
+        shards.drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
 
     @property
-    def layouts(self) -> Mapping[str, Mapping[str, ArrayLayout]]:
+    def layouts(self) -> Mapping[str, Mapping[str, shards.ArrayLayout]]:
         """Arrays of each split that has trajectories."""
         return self._layouts
 
@@ -100,7 +91,7 @@ class StoreReader(Reader):
         return f"{self.path} {split} trajectory {trajectory}"
 
     def close(self) -> None:
-        drop_files(str(self.path))
+        shards.drop_files(str(self.path))
 
     def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
         layout = self._layouts[split]["state"]
@@ -125,13 +116,13 @@ class StoreReader(Reader):
     def _given(self, split: str, trajectory: int, role: Role) -> Array:
         layout = self._layouts[split][role]
         per_shard = layout.shard_shape[0]
-        shard = open_shard(layout, (trajectory // per_shard, *(0,) * (len(layout.shape) - 1)))
+        shard = shards.open_shard(layout, (trajectory // per_shard, *(0,) * (len(layout.shape) - 1)))
         return shard.chunk(trajectory % per_shard)[0]  # type: ignore[no-any-return]
 
     def _parameters(self, split: str, trajectory: int) -> Array:
         layout = self._layouts[split]["parameters"]
         rows = layout.chunk_shape[0]
-        return open_shard(layout, (trajectory // rows, 0)).chunk(0)[trajectory % rows]  # type: ignore[no-any-return]
+        return shards.open_shard(layout, (trajectory // rows, 0)).chunk(0)[trajectory % rows]  # type: ignore[no-any-return]
 
     @property
     def remote(self) -> bool:
@@ -161,7 +152,7 @@ def is_store(path: str | Path) -> bool:
 def is_own_store(path: str | Path) -> bool:
     """Whether a path is a store of this package, or one that is damaged, and no other Zarr group."""
     try:
-        return is_store(path) and "ups" in read_group(data_path(path))
+        return is_store(path) and "ups" in shards.read_group(data_path(path))
     except DataError:
         return True
 
@@ -192,7 +183,7 @@ class _Attributes(BaseModel):
 
 def read_store_attributes(path: Path) -> dict[str, Any]:
     """The root attribute `ups` of a store. Raises DataError if there is none."""
-    attributes = read_group(path).get("ups")
+    attributes = shards.read_group(path).get("ups")
     if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
         raise DataError(
             f"{path} is a Zarr group, but not a store of ups: the attribute 'ups' is missing",
@@ -217,7 +208,7 @@ def store_identity(path: Path) -> str:
         ]
     for file in files:
         try:
-            data = safe_read(file, MAX_JSON_BYTES, follow_link=True)
+            data = safe_read(file, shards.MAX_JSON_BYTES, follow_link=True)
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}", hint="the store is damaged: pack it again") from error
         digest.update(json.dumps([str(file.relative_to(path)), len(data)]).encode() + data)
@@ -230,15 +221,15 @@ def _whole(group: Path, values: Float64) -> Int64:
     return values.astype(np.int64)
 
 
-def _read_split(path: Path, split: str, task: TaskSpec) -> dict[str, ArrayLayout]:
-    read_group(path / split)
+def _read_split(path: Path, split: str, task: TaskSpec) -> dict[str, shards.ArrayLayout]:
+    shards.read_group(path / split)
     names: list[str] = [role for role in ("state", "static", "target") if task.num_channels(role)]
     if task.parameters:
         names.append("parameters")
-    return {name: read_array(path / split / name) for name in names}
+    return {name: shards.read_array(path / split / name) for name in names}
 
 
-def _agree(group: Path, task: TaskSpec, arrays: dict[str, ArrayLayout]) -> tuple[int, int, tuple[int, ...]]:
+def _agree(group: Path, task: TaskSpec, arrays: dict[str, shards.ArrayLayout]) -> tuple[int, int, tuple[int, ...]]:
     """(trajectories, frames, space) of a split, after checking that all its arrays and the task agree on them."""
     dims, main = task.num_spatial_dims, arrays[task.predicted]
     count, space = main.shape[0], main.shape[-dims:]
@@ -262,20 +253,22 @@ def _agree(group: Path, task: TaskSpec, arrays: dict[str, ArrayLayout]) -> tuple
 
 
 def _read_vector(directory: Path, name: str, size: int) -> Float64:
-    layout = read_array(directory)
+    layout = shards.read_array(directory)
     if layout.shape != (size,) or layout.shard_shape != (size,) or layout.sharded or size > MAX_COORDINATES:
         raise DataError(f"array {directory} must hold the {size} values of '{name}' in one plain chunk")
-    values = np.array(open_shard(layout, (0,)).chunk(0), np.float64)
+    values = np.array(shards.open_shard(layout, (0,)).chunk(0), np.float64)
     if not np.isfinite(values).all():
         raise DataError(f"array {directory} holds values that are not finite")
     return values
 
 
-def _shard_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int) -> tuple[ShardFile, int]:
+def _shard_of(
+    layout: shards.ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int
+) -> tuple[shards.ShardFile, int]:
     """The file of a chunk of frames, and its number in there."""
     rows = layout.shard_shape[0]
     position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
-    return open_shard(layout, position), trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
+    return shards.open_shard(layout, position), trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
 
 
 class StoreFormat:

@@ -33,15 +33,7 @@ from ups.inference.inputs import Start
 from ups.inference.trust import KINDS, MAX_NAMED_SAMPLES, Trust
 from ups.record.files import machine_error, machine_errors, temporary_name
 from ups.record.manifest import make_temporary
-from ups.spec.grid import (
-    CONVENTIONS,
-    axis_attributes,
-    component_dim,
-    component_labels,
-    field_attributes,
-    time_attributes,
-    uneven_axes,
-)
+from ups.spec import grid
 from ups.spec.task import FieldSpec, TaskSpec
 
 if TYPE_CHECKING:
@@ -88,28 +80,28 @@ class Layout:
         self.num_frames, self.every = num_frames, every
         self.start_time, self.dt = start.time, start.dt
         self.batched = start.batched
-        self.attributes = {"Conventions": CONVENTIONS, **facts, **trust.attributes()}
+        self.attributes = {"Conventions": grid.CONVENTIONS, **facts, **trust.attributes()}
         self.trust = trust
         self.coordinates: dict[str, npt.NDArray[Any]] = {
             axis.name: values for axis, values in zip(task.axes, start.domain.coordinates, strict=True)
         }
-        self.labels: dict[str, dict[str, Any]] = {axis.name: axis_attributes(axis) for axis in task.axes}
+        self.labels: dict[str, dict[str, Any]] = {axis.name: grid.axis_attributes(axis) for axis in task.axes}
         if not task.steady:
             self.coordinates["time"] = np.asarray(
                 start.time + start.dt * every * np.arange(1, num_frames + 1), np.float64
             )
-            self.labels["time"] = time_attributes(task)
-        self.labels |= {field.name: field_attributes(field) for field in self.fields}
+            self.labels["time"] = grid.time_attributes(task)
+        self.labels |= {field.name: grid.field_attributes(field) for field in self.fields}
         if members is not None:
             self.coordinates[MEMBER] = np.arange(members)
             self.labels[MEMBER] = {"standard_name": "realization", "long_name": "member of the ensemble"}
         for field in self.fields:
-            for dim in component_dim(task, field):
+            for dim in grid.component_dim(task, field):
                 if dim not in self.labels:
-                    self.coordinates[dim] = np.array(component_labels(task, field), dtype=object)
+                    self.coordinates[dim] = np.array(grid.component_labels(task, field), dtype=object)
                     self.labels[dim] = {"long_name": "component of a vector or tensor, by axis"}
         values = start.batch.parameters.numpy()
-        self.parameters = {p.name: (field_attributes(p), values[:, i]) for i, p in enumerate(task.parameters)}
+        self.parameters = {p.name: (grid.field_attributes(p), values[:, i]) for i, p in enumerate(task.parameters)}
 
     @property
     def num_rows(self) -> int:
@@ -132,14 +124,14 @@ class Layout:
     def dims(self, field: FieldSpec) -> tuple[str, ...]:
         lead = self.lead
         lead += () if self.task.steady else ("time",)
-        lead += component_dim(self.task, field)
+        lead += grid.component_dim(self.task, field)
         axes = tuple(a.name for a in self.task.axes)
         return (*lead, *(axes[::-1] if self.reversed_axes else axes))
 
     def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:
         """The shape that `dims` names."""
         sizes = {"sample": self.num_samples, MEMBER: self.members or 1, "time": num_frames}
-        sizes |= dict.fromkeys(component_dim(self.task, field), self.components(field))
+        sizes |= dict.fromkeys(grid.component_dim(self.task, field), self.components(field))
         sizes |= {axis.name: points for axis, points in zip(self.task.axes, self.space, strict=True)}
         return tuple(sizes[name] for name in self.dims(field))
 
@@ -454,7 +446,7 @@ def write_vtkhdf(result: xarray.Dataset, task: TaskSpec, path: Path) -> None:
         raise BundleError(f"a VTKHDF file holds one rollout; this one has several along '{many[0]}'", hint="write Zarr")
     names = [axis.name for axis in task.axes]
     coordinates = tuple(np.asarray(result[name].values, np.float64) for name in names)
-    uneven = uneven_axes(task.axes, coordinates)
+    uneven = grid.uneven_axes(task.axes, coordinates)
     if uneven:
         raise BundleError(
             f"the points along {', '.join(uneven)} are not equally far apart, and an image has equal distances",

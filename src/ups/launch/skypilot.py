@@ -16,23 +16,7 @@ from typing import Any
 import yaml
 
 from ups.errors import ConfigError
-from ups.launch.job import (
-    PLACE,
-    RECIPE_NAME,
-    RentedJob,
-    changes,
-    check_word,
-    enter,
-    fetch,
-    hand_in,
-    leave_results,
-    num_gpus,
-    plain_variables,
-    require_program,
-    run,
-    setup,
-    write_script,
-)
+from ups.launch import job as common
 from ups.record.processes import module_command
 
 TASK_NAME = "skypilot.yaml"
@@ -54,7 +38,7 @@ class SkyPilotJob:
     such as aws/us-east-1; anywhere if it is empty. volume: of SkyPilot, which all hosts write; several hosts need one.
     """
 
-    machine: RentedJob
+    machine: common.RentedJob
     run_dir: Path
     nodes: int = 1
     cpus: int = 1
@@ -65,10 +49,10 @@ class SkyPilotJob:
     disk: int = 100
 
     def __post_init__(self) -> None:
-        check_word("run.name", self.name, _NAME, "small-1, up to 52 characters")
-        num_gpus(self.gpus)
-        check_word("--infra", self.infra, _INFRA, "aws/us-east-1")
-        check_word("--volume", self.volume, _NAME, "shared-1: lower case letters, digits and -")
+        common.check_word("run.name", self.name, _NAME, "small-1, up to 52 characters")
+        common.num_gpus(self.gpus)
+        common.check_word("--infra", self.infra, _INFRA, "aws/us-east-1")
+        common.check_word("--volume", self.volume, _NAME, "shared-1: lower case letters, digits and -")
         if self.spot and not self.machine.mirror:
             raise ConfigError(
                 "a spot machine disappears with its checkpoints", hint="--mirror s3://bucket/prefix keeps them"
@@ -102,7 +86,7 @@ def task(job: SkyPilotJob) -> dict[str, Any]:
         "job_recovery": {"max_restarts_on_errors": 0},
         "autostop": {"idle_minutes": IDLE_MINUTES, "down": True},
     }
-    variables = plain_variables(machine.variables)
+    variables = common.plain_variables(machine.variables)
     return {
         "name": job.name,
         "num_nodes": job.nodes,
@@ -110,7 +94,7 @@ def task(job: SkyPilotJob) -> dict[str, Any]:
         **({"envs": variables} if variables else {}),
         **({"secrets": dict.fromkeys(machine.secrets)} if machine.secrets else {}),
         **({"volumes": {VOLUME: job.volume}} if job.volume else {}),
-        "setup": "\n".join(setup(machine)) + "\n",
+        "setup": "\n".join(common.setup(machine)) + "\n",
         "run": "\n".join(_run(job)) + "\n",
     }
 
@@ -132,25 +116,33 @@ def command(program: str, job: SkyPilotJob, path: Path) -> list[str]:
 
 def submit(job: SkyPilotJob, program: str) -> str:
     """Write the task into the run directory and hand it in; returns what SkyPilot said last. Raises MachineError."""
-    require_program(program, "install SkyPilot in an environment of its own, and name it: --sky PATH")
-    path = write_script(job.run_dir, TASK_NAME, text(job))
+    common.require_program(program, "install SkyPilot in an environment of its own, and name it: --sky PATH")
+    path = common.write_script(job.run_dir, TASK_NAME, text(job))
     hint = f"see `{program} jobs queue`; `{program} jobs cancel --name {job.name}` ends it"
-    return hand_in(command(program, job, path), "SkyPilot", path, hint, _DEADLINE_SECONDS).rpartition("\n")[2]
+    return common.hand_in(command(program, job, path), "SkyPilot", path, hint, _DEADLINE_SECONDS).rpartition("\n")[2]
 
 
 def _run(job: SkyPilotJob) -> list[str]:
     """Lines of bash. A machine that begins empty makes its data first: `ups run`."""
     machine, several = job.machine, job.nodes > 1
     program = shlex.join(module_command("ups", "train" if several else "run", python="python3"))
-    rest = shlex.join(["--ranks", str(machine.ranks), *changes(machine)])
-    words, results = f'{program} "$HOME/{PLACE}/{RECIPE_NAME}" {rest}', leave_results(machine)
-    setup = [f"mkdir -p {VOLUME} && cd {VOLUME} || exit 5"] if job.volume else []
+    rest = shlex.join(["--ranks", str(machine.ranks), *common.changes(machine)])
+    words, results = f'{program} "$HOME/{common.PLACE}/{common.RECIPE_NAME}" {rest}', common.leave_results(machine)
+    beginning = [f"mkdir -p {VOLUME} && cd {VOLUME} || exit 5"] if job.volume else []
     if several:
-        setup.append('head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)')
+        beginning.append('head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)')
         words += f' --hosts {job.nodes} --host "$SKYPILOT_NODE_RANK" --address "$head:{PORT}"'
         # One of them is enough: they see the same directory.
         results = ['if [ "$SKYPILOT_NODE_RANK" -eq 0 ]; then', *(f"  {line}" for line in results), "fi"]
-    return ["set -u", *enter(machine), *setup, *fetch(machine), *run(machine, words), *results, 'exit "$code"']
+    return [
+        "set -u",
+        *common.enter(machine),
+        *beginning,
+        *common.fetch(machine),
+        *common.run(machine, words),
+        *results,
+        'exit "$code"',
+    ]
 
 
 class _Blocks(yaml.SafeDumper):

@@ -22,19 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError, exit_code_of_signal
-from ups.launch.job import (
-    PLACE,
-    RECIPE_NAME,
-    RentedJob,
-    changes,
-    check_word,
-    fetch,
-    leave_results,
-    num_gpus,
-    run,
-    setup,
-    write_script,
-)
+from ups.launch import job as common
 from ups.launch.vast_client import VastClient, VastError, VastSilent
 from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
@@ -56,11 +44,11 @@ def ended(log: str) -> tuple[int, bool] | None:
     return (int(matches[-1][0]), matches[-1][1] == "yes") if matches else None
 
 
-def onstart(machine: RentedJob) -> str:
+def onstart(machine: common.RentedJob) -> str:
     """The start script. Raises ConfigError if Vast would cut it."""
     texts = f"{watch(machine)}\0{job(machine)}".encode()
     packed = base64.b85encode(lzma.compress(texts, lzma.FORMAT_ALONE, filters=_PACKING)).decode()
-    text = _START.replace("@PLACE", PLACE).replace("@PACKED", packed)
+    text = _START.replace("@PLACE", common.PLACE).replace("@PACKED", packed)
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
             f"the start script has {len(text)} characters, and Vast takes {MAX_CHARACTERS}: the recipe is too long",
@@ -69,14 +57,14 @@ def onstart(machine: RentedJob) -> str:
     return text
 
 
-def watch(machine: RentedJob) -> str:
+def watch(machine: common.RentedJob) -> str:
     """What destroys the machine: when its hours are over, or when the run has ended and was not fetched."""
     return _WATCH.replace("@DEADLINE", str(machine.deadline)).replace("@COLLECT", str(COLLECT_SECONDS))
 
 
-def job(machine: RentedJob) -> str:
+def job(machine: common.RentedJob) -> str:
     """What is run, next to the watchdog."""
-    words = ["run", RECIPE_NAME, "--ranks", str(machine.ranks), *changes(machine)]
+    words = ["run", common.RECIPE_NAME, "--ranks", str(machine.ranks), *common.changes(machine)]
     log = f'{machine.run_dir}/{RunDir.launch.name}/vast_"$CONTAINER_ID".log'
     lines = [
         f"output={OUTPUT}; [ -w $output ] || output=/dev/null",
@@ -84,18 +72,18 @@ def job(machine: RentedJob) -> str:
         "code=5",
         # Also where something before the run fails: the machine is not needed any more.
         'trap \'code=$?; echo; echo "UPS-LAUNCH ended code=$code results=${kept:-no}"; echo "$code" > "$HOME/'
-        + PLACE
+        + common.PLACE
         + "/ended\"' EXIT",
         # One host: there is no InfiniBand to look for.
         "export NCCL_IB_DISABLE=1",
         *(f"export {shlex.quote(one)}" for one in machine.variables),
         'echo "UPS-LAUNCH install"',
-        *setup(machine),
+        *common.setup(machine),
         'echo "UPS-LAUNCH run"',
-        *fetch(machine),
-        *run(machine, shlex.join(module_command("ups", *words, python="python3"))),
+        *common.fetch(machine),
+        *common.run(machine, shlex.join(module_command("ups", *words, python="python3"))),
         f"mkdir -p {machine.run_dir}/{RunDir.launch.name} && cp launch.log {log}",
-        *leave_results(machine),
+        *common.leave_results(machine),
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
@@ -161,7 +149,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 class VastJob:
     """What is asked of Vast. gpus: KIND:COUNT in Vast's names, RTX_4090:1. disk: GB. label: by which it is found."""
 
-    machine: RentedJob
+    machine: common.RentedJob
     run_dir: Path
     gpus: str
     image: str
@@ -169,9 +157,9 @@ class VastJob:
     label: str = ""
 
     def __post_init__(self) -> None:
-        if not num_gpus(self.gpus):
+        if not common.num_gpus(self.gpus):
             raise ConfigError("a machine at Vast has GPUs", hint="--gpus RTX_4090:1")
-        check_word("--image", self.image, _IMAGE, "pytorch/pytorch:TAG, with Python and torch")
+        common.check_word("--image", self.image, _IMAGE, "pytorch/pytorch:TAG, with Python and torch")
         if not self.machine.mirror:
             raise ConfigError("the machine disappears with its checkpoints", hint="--mirror s3://bucket/prefix")
         if not self.label:
@@ -226,7 +214,7 @@ def create_words(job: VastJob, offer: int | str) -> list[str]:
 
 def copy_words(job: VastJob, number: int | str, to: Path) -> list[str]:
     """The copy of the run directory. The container is root's, as Vast's are."""
-    return ["copy", f"C.{number}:/root/{PLACE}/{job.machine.run_dir}/", str(to), "--retry", "1"]
+    return ["copy", f"C.{number}:/root/{common.PLACE}/{job.machine.run_dir}/", str(to), "--retry", "1"]
 
 
 def launch(
@@ -238,7 +226,7 @@ def launch(
     MachineError where there is none, or Vast does not answer.
     """
     client.require()
-    write_script(job.run_dir, SCRIPT_NAME, onstart(job.machine))
+    common.write_script(job.run_dir, SCRIPT_NAME, onstart(job.machine))
     missing = set(job.machine.secrets) - client.secret_names()
     if missing:
         raise MachineError(

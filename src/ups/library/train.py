@@ -28,21 +28,7 @@ from ups.record.log import log_shown_by, short_line
 from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
 from ups.record.text import last_line, path_text, printable
-from ups.run.directory import (
-    INPUTS,
-    check_inputs,
-    check_ranks,
-    completed_step,
-    ensure_run_statistics,
-    from_outside,
-    identify,
-    last_step_of,
-    leave_no_trace,
-    never_stepped,
-    prepare,
-    read_run_recipe,
-    read_statistics,
-)
+from ups.run import directory
 from ups.run.preflight import check_data, check_machine, memory_available_bytes
 from ups.run.progress_line import MetricsFollower, ProgressLine, plain
 from ups.run.restoring import restore_run
@@ -114,7 +100,7 @@ def train_resolved(
             raise
         if bundle:
             check_gate(run_dir, resolved.recipe, identity)
-        done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
+        done = directory.completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
         mirror = BucketMirror(run_dir, resolved.recipe.checkpoint)
         if done is not None:
             with mirror:
@@ -139,7 +125,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
     check_mirror(recipe.checkpoint.mirror)
-    check_ranks(recipe, ranks)
+    directory.check_ranks(recipe, ranks)
     for warning in check_machine(recipe, ranks // hosts, run_dir):
         logger.warning("%s", warning)
     with contextlib.ExitStack() as stack:
@@ -147,22 +133,22 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
         check_data(recipe, readers)
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):
-            before = [name for name in INPUTS if (run_dir / name).exists()]
+            before = [name for name in directory.INPUTS if (run_dir / name).exists()]
             known = RunDir(run_dir).has_run_json
             try:
                 restore_run(run_dir, recipe)
-                prepare(run_dir, resolved, ranks)
-                ensure_run_statistics(run_dir, recipe, readers)
-                if from_outside(recipe):
+                directory.prepare(run_dir, resolved, ranks)
+                directory.ensure_run_statistics(run_dir, recipe, readers)
+                if directory.from_outside(recipe):
                     from ups.run.warm_start import keep_starts
 
                     keep_starts(run_dir, recipe)
                 check_latents(run_dir, recipe, readers)
                 stack.close()  # ranks open the data themselves
-                identity = identify(run_dir, recipe)
+                identity = directory.identify(run_dir, recipe)
             except BaseException:
-                if not known and never_stepped(run_dir):
-                    leave_no_trace(run_dir, before)
+                if not known and directory.never_stepped(run_dir):
+                    directory.leave_no_trace(run_dir, before)
                 raise
             yield identity
 
@@ -171,7 +157,7 @@ def check_gate(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
     """Raises GateError if the run is trained and its scores were judged as too bad: a bundle would hide that."""
     if not was_started(run_dir) or read_run(run_dir)["state"] != GATE_FAILED:
         return
-    if completed_step(run_dir, recipe, identity, bundled=False) is not None:
+    if directory.completed_step(run_dir, recipe, identity, bundled=False) is not None:
         raise GateError(
             f"{run_dir} is trained, and its scores did not pass the gate of its recipe: there is nothing to train",
             hint="`ups why` shows what does not hold; `ups run` judges again after a change of the gate, and makes the "
@@ -185,7 +171,7 @@ def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> N
         from ups.run.assemble import OpenData
         from ups.run.latent_caching import check_encoders
 
-        check_encoders(run_dir, recipe, OpenData(readers, read_statistics(run_dir, readers)))
+        check_encoders(run_dir, recipe, OpenData(readers, directory.read_statistics(run_dir, readers)))
 
 
 def start_ranks(
@@ -214,8 +200,8 @@ def start_ranks(
         chosen=chosen,
         batch_size=share,
         identity=identity,
-        check_inputs=lambda: check_inputs(run_dir, recipe, identity),
-        last_step=last_step_of(recipe),
+        check_inputs=lambda: directory.check_inputs(run_dir, recipe, identity),
+        last_step=directory.last_step_of(recipe),
         trackers=trackers,
         mirror=mirror,
     )
@@ -270,7 +256,7 @@ def _release_followers_after(error: UpsError, run_dir: Path, ranks: int, host_in
             )
         finally:
             if made:
-                leave_no_trace(run_dir, INPUTS)
+                directory.leave_no_trace(run_dir, directory.INPUTS)
 
 
 def _options(run_dir: Path, recipe: Recipe, ranks: int, host_info: HostInfo | None) -> Options:
@@ -381,7 +367,7 @@ class Printed(Output):
         self._write, self._styled, self._more_steps = write, styled, more_steps
 
     def completed_before(self, run_dir: Path, step: int) -> None:
-        stages = read_run_recipe(run_dir).recipe.stages
+        stages = directory.read_run_recipe(run_dir).recipe.stages
         way = self._more_steps.format(len(stages) - 1, "steps" if stages[-1].steps is not None else "budget_seconds")
         bundle = RunDir(run_dir).bundle
         head = f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {path_text(bundle)}"

@@ -22,14 +22,7 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.constraints import (
-    at_boundaries,
-    conserving,
-    not_negative,
-    refined,
-    without_divergence,
-    without_shortest_waves,
-)
+from ups.models import constraints
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
@@ -87,7 +80,9 @@ class Stepper(nn.Module):
     def fields(self, batch: Batch, prediction: Tensor) -> Tensor:
         """What a prediction (B, C, *S) means in physical units: the next frame, or the target of a steady task."""
         if batch.task.steady:
-            return at_boundaries(self.normalization.restore("target", batch.task, prediction, 1), batch.task)
+            return constraints.at_boundaries(
+                self.normalization.restore("target", batch.task, prediction, 1), batch.task
+            )
         return self.advance(batch.state[:, -1], prediction, batch.task)
 
     def predict(self, batch: Batch) -> Tensor:
@@ -115,7 +110,7 @@ class Stepper(nn.Module):
     def refined(self, batch: Batch, prediction: Tensor, num_steps: int) -> Tensor:
         """The normalized target (B, Ct, *S) of a steady task after steps of its solver."""
         solution = self.normalization.restore("target", batch.task, prediction, 1)
-        return self.normalization.normalize("target", batch.task, refined(batch, solution, num_steps), 1)
+        return self.normalization.normalize("target", batch.task, constraints.refined(batch, solution, num_steps), 1)
 
     def network_of(self, task: TaskSpec) -> str:
         """The name of the network that predicts a task: steady ones may have one of their own."""
@@ -172,16 +167,16 @@ class Stepper(nn.Module):
         """A scaled change (B, C, *S) with what the task says of changes; the target of a steady task as it is."""
         x = prediction
         if self.config.removes_unseen_waves:
-            x = without_shortest_waves(x, self.statistics[task.name].smooth_from)
+            x = constraints.without_shortest_waves(x, self.statistics[task.name].smooth_from)
         if task.divergence_free:
-            x = without_divergence(x, self.normalization.change_scale(task, x), task)
-        return conserving(x, task) if self._conserve else x
+            x = constraints.without_divergence(x, self.normalization.change_scale(task, x), task)
+        return constraints.conserving(x, task) if self._conserve else x
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
         x = wide(last)
         following = torch.addcmul(x, change, self.normalization.change_scale(task, x))
-        return at_boundaries(not_negative(following, task, conserve=self._conserve), task)
+        return constraints.at_boundaries(constraints.not_negative(following, task, conserve=self._conserve), task)
 
     def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
         """Inverse of `advance`: two frames (B, C, *S) -> the scaled change between them."""

@@ -41,15 +41,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.errors import CheckpointError, DiskFullError, IntegrityError, MachineError, UpsError
 from ups.models.stepper import former_name, present_name
-from ups.record.checkpoints import (
-    PROGRESS_NAME,
-    clear_link,
-    latest_verified,
-    list_checkpoints,
-    read_progress,
-    retain,
-    wait_until_visible,
-)
+from ups.record import checkpoints
 from ups.record.files import HeldDirectory
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary, verify
@@ -172,7 +164,7 @@ class Checkpointer:
             try:
                 clean_temporaries(RunDir(self.run_dir).checkpoints)
                 belongs = self._identity.check if self._identity is not None else None
-                latest = latest_verified(
+                latest = checkpoints.latest_verified(
                     self.run_dir, belongs=belongs, hashed=self._hashed, set_aside=True, on_damage=self._on_damage
                 )
                 answer = (str(latest) if latest else "", None)
@@ -184,17 +176,17 @@ class Checkpointer:
         if not name:
             return None
         path = Path(name)
-        wait_until_visible(path)
-        return path, Progress.from_json(read_progress(path)["progress"])
+        checkpoints.wait_until_visible(path)
+        return path, Progress.from_json(checkpoints.read_progress(path)["progress"])
 
     def find_end(self, stage_index: int) -> tuple[int, Path] | None:
         """Step and path of the checkpoint with which a stage of this run ended, if it can be trusted; on all ranks the
         same. Collective: all ranks."""
         answer = (-1, "")
         if self._runtime.is_first:
-            for step, path in list_checkpoints(self.run_dir):
+            for step, path in checkpoints.list_checkpoints(self.run_dir):
                 with contextlib.suppress(UpsError, OSError):
-                    progress = Progress.from_json(read_progress(path)["progress"])
+                    progress = Progress.from_json(checkpoints.read_progress(path)["progress"])
                     if path.is_symlink() or progress.stage_index != stage_index or not progress.stage_finished:
                         continue
                     verify(path)
@@ -205,7 +197,7 @@ class Checkpointer:
         step, name = from_first(answer, self._runtime.control_group)
         if not name:
             return None
-        wait_until_visible(Path(name))
+        checkpoints.wait_until_visible(Path(name))
         return step, Path(name)
 
     def load(self, path: Path, tensors: Mapping[str, Tensor], *, only_model: bool = False) -> None:
@@ -295,7 +287,7 @@ class Checkpointer:
         temporary = Path(name)
         mine: tuple[dict[str, FileHash], str] = ({}, "")
         try:
-            wait_until_visible(temporary, {})
+            checkpoints.wait_until_visible(temporary, {})
             # hash_files brings the files to disk; a second fsync in the writer would only double the wait.
             writer = FileSystemWriter(temporary, sync_files=False, thread_count=1)
             save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
@@ -319,22 +311,22 @@ class Checkpointer:
     def _prepare(self, final: Path, document: dict[str, Any]) -> Path:
         self._held.check()
         temporary = make_temporary(final)
-        (temporary / PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+        (temporary / checkpoints.PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
         return temporary
 
     def _own_files(self, temporary: Path) -> list[str]:
         own = [path.name for path in temporary.iterdir() if path.name.startswith(f"__{self._runtime.rank}_")]
-        return [*own, ".metadata", PROGRESS_NAME] if self._runtime.is_first else own
+        return [*own, ".metadata", checkpoints.PROGRESS_NAME] if self._runtime.is_first else own
 
     def _publish(self, temporary: Path, final: Path, step: int, hashes: dict[str, FileHash]) -> str:
-        wait_until_visible(temporary, hashes)
-        clear_link(final)
+        checkpoints.wait_until_visible(temporary, hashes)
+        checkpoints.clear_link(final)
         # Forgotten first: a kill between the commit and the note must not make a genuine checkpoint look replaced.
         self._on_commit(step, "")
         manifest = commit_directory(temporary, final, known_hashes=hashes)
         self._on_commit(step, manifest.sha256)
         try:
-            retain(self.run_dir, self._keep, self.needed)
+            checkpoints.retain(self.run_dir, self._keep, self.needed)
         except (UpsError, OSError) as error:
             # This checkpoint is committed, whatever becomes of the old ones.
             logger.warning("old checkpoints could not be removed: %s", _short(error))

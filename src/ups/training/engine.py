@@ -23,17 +23,8 @@ from ups.distributed.strategies import Strategy, autocast, locals_of, weight_dty
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
+from ups.training import optim
 from ups.training.averages import Meters, counted, follow
-from ups.training.optim import (
-    Ema,
-    GradientJudge,
-    build_optimizer,
-    learning_rate,
-    optimizer_tensors,
-    set_learning_rate,
-    trainable,
-    update,
-)
 from ups.training.progress import Budget, Progress, StopRequests
 from ups.training.stages import LossModule, pass_measured
 
@@ -104,13 +95,13 @@ class Engine:
         self.stop_requests = stop_requests or StopRequests()
         self.hooks = list(hooks)
         self.box = box or BlackBox.unread()
-        self.parameters = trainable(self.stage.named_parameters())
-        self.optimizer = build_optimizer(length.optim, self.parameters, self.stage.matrices())
-        self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
+        self.parameters = optim.trainable(self.stage.named_parameters())
+        self.optimizer = optim.build_optimizer(length.optim, self.parameters, self.stage.matrices())
+        self.ema = optim.Ema(config.ema, self.parameters) if config.ema.enabled else None
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
         if self.stage.averages is not None:
             self.stage.averages.move_to(runtime.device)
-        self._judge = GradientJudge(length.optim)
+        self._judge = optim.GradientJudge(length.optim)
         # Of the last step that was read.
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
@@ -145,8 +136,8 @@ class Engine:
             self.box.issue(OPERATION, Phase.DATA, number, progress.stage_index)
             agreement.issue(number, self._status(budget))
 
-            self.learning_rate = learning_rate(self.length.optim, progress.done)
-            set_learning_rate(self.optimizer, self.learning_rate)
+            self.learning_rate = optim.learning_rate(self.length.optim, progress.done)
+            optim.set_learning_rate(self.optimizer, self.learning_rate)
             self._update(self._accumulate(batches, number), number)
             progress.stage_step += 1
             progress.step += 1
@@ -297,7 +288,7 @@ class Engine:
 
     def _update(self, finite: Tensor, number: int) -> None:
         self.box.record(Phase.OPTIMIZER, number, self.progress.stage_index)
-        update(self.optimizer, finite)
+        optim.update(self.optimizer, finite)
         if self.ema is not None:
             self.ema.update(self.progress.stage_step + 1)
 
@@ -318,7 +309,7 @@ class Engine:
     def state_tensors(self) -> dict[str, Tensor]:
         """The live tensors that a checkpoint holds; loading into them restores the engine."""
         model = {f"model/{n}": p.detach() for n, p in self.stage.named_parameters()}
-        optimizer = optimizer_tensors(self.optimizer, self.parameters)
+        optimizer = optim.optimizer_tensors(self.optimizer, self.parameters)
         averages = self.ema.tensors if self.ema is not None else {}
         tasks = self.stage.averages
         return (

@@ -225,7 +225,7 @@ def test_several_files_come_at_once_and_one_that_fails_names_itself(
 
 def test_the_disk_is_looked_at_before(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _offer(monkeypatch, _md5(server.content))
-    monkeypatch.setattr(fetch_module, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(download, "SPARE_BYTES", 1 << 60)
     with pytest.raises(DiskFullError, match="are free at"):
         fetch(NAME, tmp_path, mirror=server.url)
     assert set(server.requests) <= {"bytes=0-0"}

@@ -286,7 +286,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_undo_a_commit(
     def refuse(*args: object) -> None:
         raise MachineError("planted")
 
-    monkeypatch.setattr(module, "retain", refuse)
+    monkeypatch.setattr(module.checkpoints, "retain", refuse)
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     assert checkpointer.failed_in_row == 0
