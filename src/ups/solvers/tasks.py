@@ -68,15 +68,14 @@ class SolverTask:
         return f"{module}:{self.solver.__qualname__}"
 
 
-_in_1d = functools.partial(SolverTask, resolution=128, num_frames=41)
-_in_2d = functools.partial(SolverTask, resolution=32, num_frames=21)
-_PERIODIC_X = (AxisSpec("x", "periodic", 1.0),)
+# What most tasks have; a task names what it has otherwise.
+_in_1d = functools.partial(SolverTask, resolution=128, num_frames=41, reduction="cell averages")
+_in_2d = functools.partial(SolverTask, resolution=32, num_frames=21, reduction="cell averages")
+_scalar_on_a_circle = functools.partial(TaskSpec, fields=(FieldSpec("u"),), axes=(AxisSpec("x", "periodic", 1.0),))
 
 advection1d = _in_1d(
-    spec=TaskSpec(
+    spec=_scalar_on_a_circle(
         name="advection1d",
-        fields=(FieldSpec("u"),),
-        axes=_PERIODIC_X,
         parameters=(ParameterSpec("beta", minimum=0.1, maximum=4.0),),
         dt=0.05,
         conserved=("u",),
@@ -90,10 +89,8 @@ advection1d = _in_1d(
 )
 
 burgers1d = _in_1d(
-    spec=TaskSpec(
+    spec=_scalar_on_a_circle(
         name="burgers1d",
-        fields=(FieldSpec("u"),),
-        axes=_PERIODIC_X,
         parameters=(ParameterSpec("nu", minimum=0.01, maximum=0.1, scale="log"),),
         dt=0.05,
         conserved=("u",),
@@ -101,15 +98,13 @@ burgers1d = _in_1d(
         equation="u_t + (u^2/2)_x = (nu/pi) u_xx; u0 as in advection1d",
     ),
     solver=spectral.burgers1d,
-    reduction="cell averages",
     choices="1,024 solver points: the thinnest front is 0.003 wide, thinner than a stored cell",
     solvable={"nu": (0.01, 1.0)},  # a larger viscosity only makes it smoother
 )
 
 ks1d = _in_1d(
-    spec=TaskSpec(
+    spec=_scalar_on_a_circle(
         name="ks1d",
-        fields=(FieldSpec("u"),),
         axes=(AxisSpec("x", "periodic", 64.0),),
         dt=1.0,
         conserved=("u",),
@@ -123,10 +118,8 @@ ks1d = _in_1d(
 )
 
 reacdiff1d = _in_1d(
-    spec=TaskSpec(
+    spec=_scalar_on_a_circle(
         name="reacdiff1d",
-        fields=(FieldSpec("u"),),
-        axes=_PERIODIC_X,
         parameters=(
             ParameterSpec("nu", minimum=1e-3, maximum=4e-3, scale="log"),
             ParameterSpec("rho", minimum=1.0, maximum=4.0, scale="log"),
@@ -136,7 +129,6 @@ reacdiff1d = _in_1d(
         equation="u_t = nu u_xx + rho u (1 - u); u0 = one to three bumps, 0 <= u <= 1",
     ),
     solver=spectral.reacdiff1d,
-    reduction="cell averages",
     choices=(
         "fronts move at 2 sqrt(nu rho) = 0.063 to 0.253, so in 4 time units the middle one covers the domain "
         "from one bump (0.5 to each side); rho <= 4 keeps round-off on the unstable state 0 below 1e-8"
@@ -153,7 +145,6 @@ euler1d = _in_1d(
         equation="rho_t + (rho v)_x = 0; (rho v)_t + (rho v^2 + p)_x = 0; E_t + ((E + p) v)_x = 0; gamma = 1.4",
     ),
     solver=finite_volume.euler1d,
-    reduction="cell averages",
     choices=(
         "2 to 5 pieces, density log-uniform in [0.25, 2], pressure log-uniform in [0.2, 2], velocity in "
         "[-0.5, 0.5]; waves of speed 1 to 3 cross a good part of the domain in 0.4 time units; averages are "
@@ -193,7 +184,6 @@ swe2d = _in_2d(
         equation="h_t + div m = 0; m_t + div(m m / h + h^2/2) = 0 (gravity 1); round dam break, walls reflect",
     ),
     solver=finite_volume.swe2d,
-    reduction="cell averages",
     choices=(
         "depth 1 outside, 1.2 to 2.5 inside a disc of radius 0.1 to 0.25 with its centre in [0.3, 0.7]^2; waves "
         "of speed 1 and more reach the walls and return within 1 time unit"
@@ -216,7 +206,7 @@ diffreact2d = _in_2d(
     start=1.0,
 )
 
-darcy2d = SolverTask(
+darcy2d = _in_2d(
     spec=TaskSpec(
         name="darcy2d",
         fields=(FieldSpec("a", role="static"), FieldSpec("u", role="target")),
@@ -228,9 +218,7 @@ darcy2d = SolverTask(
         residual="darcy",
     ),
     solver=darcy.darcy2d,
-    resolution=32,
     num_frames=0,
-    reduction="cell averages",
     choices=(
         "a is constant in each stored cell: 12 where a Gaussian random field of covariance (9 - lap)^-2 and mean "
         "zero is positive, else 3"
