@@ -128,7 +128,7 @@ class _Understanding:
         self.axes = axes = self._axes()
         grid = [self._coordinate(axis) for axis in axes]
         space = tuple(array.shape[-1] for array in grid)
-        times = self._array("dimensions/time", 2)
+        times = self._array("dimensions/time")
         if times is None:
             raise DataError(
                 f"{self.path}: it has no 'dimensions/time'", hint="a file of The Well has the time of frames"
@@ -281,14 +281,14 @@ class _Understanding:
         return axes
 
     def _coordinate(self, axis: str) -> ArraySurvey:
-        array = self._array(f"dimensions/{axis}", 2)
+        array = self._array(f"dimensions/{axis}")
         if array is None:
             raise DataError(f"{self.path}: it has no 'dimensions/{axis[:80]}', which it lists as an axis")
         return array
 
-    def _array(self, name: str, max_dims: int) -> ArraySurvey | None:
+    def _array(self, name: str) -> ArraySurvey | None:
         array = self.survey.arrays.get(name)
-        if array is not None and not 1 <= len(array.shape) <= max_dims:
+        if array is not None and not 1 <= len(array.shape) <= 2:
             raise DataError(f"{self.path}: '{name}' has shape {array.shape}")
         if array is not None and array.shape[-1] > MAX_POINTS:
             raise DataError(f"{self.path}: '{name}' has {array.shape[-1]} entries, more than {MAX_POINTS}")

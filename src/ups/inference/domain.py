@@ -214,9 +214,9 @@ def _length(values: Float64, axis: AxisSpec, known: Float64) -> float:
     return float(values[-1] - values[0]) + (0.0 if _on_nodes(known, axis) else _spacing(values))
 
 
-def _close(a: Float64, b: Float64, part: float = TOLERANCE) -> bool:
-    """Whether all points agree to a part of the smallest cell."""
-    return len(a) == len(b) and bool(np.abs(a - b).max() <= part * float(np.diff(b).min(initial=np.inf)))
+def _close(a: Float64, b: Float64) -> bool:
+    """Whether all points agree to a part (TOLERANCE) of the smallest cell."""
+    return len(a) == len(b) and bool(np.abs(a - b).max() <= TOLERANCE * float(np.diff(b).min(initial=np.inf)))
 
 
 def _same(axis: AxisSpec, known: Float64, values: Float64, expected: Float64, translation: bool) -> bool:
