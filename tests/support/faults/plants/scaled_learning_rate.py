@@ -2,13 +2,13 @@
 
 import os
 
-from ups.training import engine
+from ups.training import optim
 
-_rate = engine.learning_rate
+_rate = optim.learning_rate
 
 
 def rate(config, done):
     return _rate(config, done) * int(os.environ.get("WORLD_SIZE", "1"))
 
 
-engine.learning_rate = rate
+optim.learning_rate = rate
