@@ -7,6 +7,8 @@ that is not a `UpsError` is a bug in ups or in the person's code, and keeps its 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar
 
 # Cause -> exit code, of every class of errors.
@@ -188,6 +190,15 @@ class GateError(UpsError, cause="gate", exit_code=9):
 
 class BundleError(UpsError, cause="bundle", exit_code=10):
     """A bundle cannot be read, or an input does not fit the simulator in it."""
+
+
+@contextlib.contextmanager
+def errors_as(kind: type[UpsError], what: str, *caught: type[Exception], hint: str = "") -> Iterator[None]:
+    """In this block an exception of these types becomes a `kind` with these words, followed by its own."""
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{what}: {error}", hint=hint) from error
 
 
 def error_of_cause(cause: str, message: str, hint: str = "") -> UpsError:

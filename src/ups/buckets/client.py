@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.errors import ConfigError, MissingExtraError
+from ups.errors import ConfigError, MissingExtraError, errors_as
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, HTTPStore, S3Store
@@ -116,11 +116,9 @@ def _checked_parts(url: str, what: str) -> tuple[str, str, bool, int | None, str
     if "@" in url or "?" in url or "#" in url or holds_secret(url):
         # Also where urlsplit sees no user: 'user:pass/word@host' has its secret in the path.
         raise ConfigError(f"{what} carries a user, a password, a query or a token", hint=_CREDENTIALS_HINT)
-    try:
+    with errors_as(ConfigError, f"{what} cannot be read", ValueError, hint="write SCHEME://HOST/PATH"):
         parts = urllib.parse.urlsplit(url)
         return parts.scheme, parts.netloc, is_loopback(parts.hostname or ""), parts.port, parts.path
-    except ValueError as error:
-        raise ConfigError(f"{what} cannot be read: {error}", hint="write SCHEME://HOST/PATH") from error
 
 
 def is_plain_key(key: str) -> bool:

@@ -40,6 +40,7 @@ from ups.errors import (
     IntegrityError,
     MachineError,
     UpsError,
+    errors_as,
 )
 from ups.record.checkpoints import PROGRESS_NAME, list_checkpoints
 from ups.record.files import (
@@ -260,10 +261,8 @@ class RunCopy:
             self._record[name] = sha256
 
     def _content(self, path: Path) -> bytes:
-        try:
+        with errors_as(BucketError, f"{path} cannot be copied", OSError, ValueError):
             return safe_read(path, MAX_RECORD_BYTES)
-        except (OSError, ValueError) as error:
-            raise BucketError(f"{path} cannot be copied: {error}") from error
 
     def _open(self) -> None:
         steps = steps_in(self._bucket)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ups.buckets.path import BucketPath, data_path
-from ups.errors import DataChangedError, DataError, IntegrityError
+from ups.errors import DataChangedError, DataError, IntegrityError, errors_as
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, hash_files, read_manifest
 
 NUM_BLOCKS = 256
@@ -71,7 +71,7 @@ def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int
         if not (root / MANIFEST_NAME).is_file():
             continue
         left = limit_bytes
-        try:
+        with errors_as(DataChangedError, f"{root} cannot be compared with its manifest", OSError, IntegrityError):
             manifest = read_manifest(root)
             for name, expected in manifest.files.items():
                 if (root / name).stat().st_mtime_ns <= since_ns or expected.size > left:
@@ -82,8 +82,6 @@ def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int
                         f"{root / name} was modified after the run started, and is not what was committed",
                         hint="bring the old data back, or start a new run: --set run.dir=PATH",
                     )
-        except (OSError, IntegrityError) as error:
-            raise DataChangedError(f"{root} cannot be compared with its manifest: {error}") from error
 
 
 def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, os.stat_result]]:

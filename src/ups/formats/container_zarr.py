@@ -28,7 +28,7 @@ import zarr
 from zarr.abc.store import SuffixByteRequest
 from zarr.storage import LocalStore
 
-from ups.errors import DataError
+from ups.errors import DataError, errors_as
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable, ambiguous, listed, numbers_and_texts
 from ups.formats.hdf5 import Region
@@ -166,7 +166,7 @@ def _refuse_special(path: Path) -> None:
 
 def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """(metadata of an array or None for a group, its attributes)."""
-    try:
+    with errors_as(DataError, f"{folder}: its metadata cannot be read", OSError, ValueError, hint=_HINT):
         if "zarr.json" in files:
             document = load_object(folder / "zarr.json")
             attributes = document.get("attributes")
@@ -174,8 +174,6 @@ def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, di
             return (document if is_array else None), attributes if isinstance(attributes, dict) else {}
         attributes = load_object(folder / ".zattrs") if ".zattrs" in files else {}
         return (load_object(folder / ".zarray") if ".zarray" in files else None), attributes
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: its metadata cannot be read: {error}", hint=_HINT) from error
 
 
 def _look_at(

@@ -35,7 +35,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ups.buckets.cached_objects import ObjectInfo, object_info, read_range
 from ups.buckets.client import is_address
-from ups.errors import DataError
+from ups.errors import DataError, errors_as
 from ups.record.files import load_object
 
 MAX_JSON_BYTES = 8 << 20
@@ -376,13 +376,11 @@ def map_file(path: str, *, follow_link: bool = False) -> npt.NDArray[np.uint8]:
 
     follow_link: for a file that the user named; inside a store a link leads outside of it and is refused.
     """
-    try:
+    with errors_as(DataError, f"{path} cannot be mapped", OSError, ValueError):
         if (os.path.islink(path) and not follow_link) or not os.path.isfile(path):
             raise DataError(f"{path} is missing or not a plain file", hint="the store is incomplete: pack it again")
         with Path(path).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be mapped: {error}") from error
     return np.frombuffer(mapped, np.uint8)
 
 

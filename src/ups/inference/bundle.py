@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from ups import __version__
 from ups.config.model import FORMER_DEFAULT, ModelConfig, as_stored
-from ups.errors import BundleError, DataError, IntegrityError, PluginError
+from ups.errors import BundleError, DataError, IntegrityError, PluginError, errors_as
 from ups.inference.stored_scores import bundle_warnings
 from ups.models.build import build_model, wrong_names
 from ups.models.stepper import OPERATOR, Stepper, former_name
@@ -168,10 +168,8 @@ def _hint_for(directory: Path) -> str:
 def read_info(directory: Path) -> BundleInfo:
     """bundle.json, fully checked."""
     path = directory / BUNDLE_FILE
-    try:
+    with errors_as(BundleError, f"{path} cannot be read", OSError, ValueError):
         data = load_object(path, MAX_JSON_BYTES)
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path} cannot be read: {error}") from error
     if data.get("format") != FORMAT:
         raise BundleError(f"{path} does not describe a bundle")
     version = data.get("version")

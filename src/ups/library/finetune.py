@@ -14,7 +14,7 @@ from ups.config.description import TaskDescription, description_next_to, read_de
 from ups.config.recipe import ResolvedRecipe, plain_data, resolve_data
 from ups.config.schema import Recipe, TaskConfig
 from ups.data.open import open_paths
-from ups.errors import BundleError, ConfigError, DataError
+from ups.errors import BundleError, ConfigError, DataError, errors_as
 from ups.formats.open_container import needs_description
 from ups.formats.zarr_store import is_own_store
 from ups.library.recipe import override_text
@@ -149,10 +149,8 @@ def _name_for(source: Path, data: str, new_task: TaskSpec) -> str:
 
 
 def _tasks_of(source: Path) -> list[TaskSpec]:
-    try:
+    with errors_as(BundleError, f"{source / BUNDLE_FILE} cannot be read", OSError, ValueError, KeyError, TypeError):
         return [TaskSpec.from_json(one) for one in load_object(source / BUNDLE_FILE, 2**26)["tasks"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{source / BUNDLE_FILE} cannot be read: {error}") from error
 
 
 def _interface(task: TaskSpec) -> Mapping[str, object]:

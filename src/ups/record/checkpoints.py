@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ups.errors import CheckpointError, IntegrityError, UpsError
+from ups.errors import CheckpointError, IntegrityError, UpsError, errors_as
 from ups.record.files import load_object
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
 from ups.record.run_dir import RunDir
@@ -39,10 +39,8 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 def read_progress(path: Path) -> dict[str, Any]:
     """The JSON object of `progress.json`."""
-    try:
+    with errors_as(CheckpointError, f"{path / PROGRESS_NAME} cannot be read", OSError, ValueError):
         document = load_object(path / PROGRESS_NAME)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read: {error}") from error
     if not isinstance(document.get("progress"), dict):
         raise CheckpointError(f"{path / PROGRESS_NAME} is not the progress of a run")
     return document

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ups.errors import IntegrityError, MachineError
+from ups.errors import IntegrityError, MachineError, errors_as
 from ups.record.files import (
     TEMPORARY_PREFIX,
     exchange,
@@ -265,10 +265,8 @@ def _read_small(path: Path) -> bytes | None:
 
 
 def _parse_json(content: bytes, where: str) -> dict[str, object]:
-    try:
+    with errors_as(IntegrityError, f"{where} cannot be used", ValueError):
         return parse_object(content)
-    except ValueError as error:
-        raise IntegrityError(f"{where} cannot be used: {error}") from error
 
 
 def _checked_hash(entry: object, where: str) -> FileHash:

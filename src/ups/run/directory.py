@@ -31,6 +31,7 @@ from ups.errors import (
     RecipeChangedError,
     StatisticsChangedError,
     UpsError,
+    errors_as,
 )
 from ups.launch.job import NAMES as LAUNCH_NAMES
 from ups.record.checkpoints import list_checkpoints
@@ -272,10 +273,8 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
 def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Statistics]:
     """The statistics of the run by task. Raises DataError if the data is not what it was when the run started."""
     path = RunDir(run_dir).statistics
-    try:
+    with errors_as(DataError, f"{path} cannot be read", OSError, ValueError, hint="start the run with `ups train`"):
         document = load_object(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="start the run with `ups train`") from error
     statistics: dict[str, Statistics] = {}
     for reader in readers:
         name = reader.task.name
