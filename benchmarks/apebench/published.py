@@ -14,8 +14,8 @@ from benchmarks.apebench.scenarios import SCENARIOS, same_coefficients
 SOURCE = "per-seed rows published with arXiv 2411.00180, task `predict`, training `one`"
 # Of the defaults that these rows were made with: in the history of github.com/tum-pbs/apebench.
 EVIDENCE = (
-    "the study names none, so that they are APEBench's defaults, and those of these scenarios are the same from its "
-    "commit 2372b98 (May 2024, before the paper) to 0.1.1"
+    "the configuration of the study, read in a public copy, names none, so they are APEBench's defaults. Those of "
+    "these scenarios are the same from its commit 2372b98 (May 2024, before the paper) to 0.1.1."
 )
 
 

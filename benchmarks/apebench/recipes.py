@@ -26,9 +26,9 @@ MODELS = {
 }
 # Which of the protocol's settings each model keeps, for the page.
 KEPT = {
-    "ups": "all: data, batches, updates, mean square error of one step, Adam, schedule, last weights",
-    "ups+training": "data, batches, updates, one step",
-    "ups-large": "data, batches, updates, one step",
+    "ups": "all: data, batches, updates, loss, optimizer, schedule, last weights",
+    "ups+training": "data, batches, number of updates, one step",
+    "ups-large": "data, batches, number of updates, one step",
 }
 # Scenarios on which the large network is asked for.
 OF_LARGE = ("ks", "kdv", "burgers")
