@@ -88,13 +88,16 @@ class Entry:
 
 
 def entries(models: Iterable[str], scenarios: Sequence[str], seeds: Sequence[int] | None = None) -> list[Entry]:
-    """Trainings that are asked for: every scenario with one seed first, and the large network last."""
+    """Trainings that are asked for: every scenario with one seed first, and the large network last.
+
+    The comparison is of `ups+training`, which alone gets more seeds.
+    """
     found = []
     for model in models:
         for scenario in scenarios:
             if model == "ups-large" and scenario not in OF_LARGE:
                 continue
-            count = 1 if model == "ups-large" else SCENARIOS[scenario].seeds
+            count = SCENARIOS[scenario].seeds if model == "ups+training" else 1
             found += [Entry(model, scenario, seed) for seed in (range(count) if seeds is None else seeds)]
     order = list(MODELS)
     return sorted(found, key=lambda entry: (entry.model == "ups-large", entry.seed, order.index(entry.model)))

@@ -136,7 +136,7 @@ def test_every_model_has_the_same_number_of_updates(model: str) -> None:
 
 def test_scenarios_come_before_seeds_and_the_large_network_last() -> None:
     found = entries(MODELS, list(SCENARIOS))
-    ours = [entry for entry in found if entry.model == "ups"]
+    ours = [entry for entry in found if entry.model == "ups+training"]
     assert {entry.scenario for entry in ours[: len(SCENARIOS)]} == set(SCENARIOS)
     counts = {name: sum(entry.scenario == name for entry in ours) for name in SCENARIOS}
     assert counts == {"ks": 10, "kdv": 10, "burgers": 3, "ks_cons": 3, "fisher": 3, "disp": 3}
