@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 # One rank: how several train is the subject of others, and a process more costs seconds in every step.
 RANKS = ("--ranks", "1")
-STEPS = ["data", "validate", "doctor", "plan", "train", "evaluate", "gate", "bundle", "report"]
+STEPS = ["data", "validate", "doctor", "plan", "train", "evaluate", "gate", "calibrate", "bundle", "report"]
 RECIPE = """
 version: 1
 run: { name: waves }
@@ -34,6 +34,7 @@ data:
       path: data/waves.zarr
       source: { type: import, files: waves.npy }
       test_fraction: 0.2
+      calibration_fraction: 0.3
   batch_size: 4
 model: { type: latent_operator, width: 16, depth: 1, num_heads: 2 }
 stages:
@@ -114,6 +115,32 @@ def test_every_step_is_done_in_order_and_recorded_with_its_time(whole: Path) -> 
     assert "<html" in (whole / "runs/waves/report/index.html").read_text()
     scores = json.loads((whole / "runs/waves/report/scores.json").read_text())["results"][0]
     assert scores["cost"]["step_milliseconds"] > 0
+
+
+def test_the_bundle_states_errors_that_were_measured_on_what_was_set_aside(whole: Path) -> None:
+    assert "3 for calibration: error bars up to a level of 75.0%" in records(whole)["calibrate"]["says"]
+    assert "3 for calibration" in (whole / "runs/waves/bundle/card.md").read_text()
+    done = ups(whole, "rollout", "waves", "-o", "stated.nc", "--level", "0.7", "--on-doubt", "stop", "--json")
+    assert done.returncode == 0, done.stderr
+    (sample,) = json.loads(done.stdout)["samples"]
+    assert 0.25 <= sample["p_value"] <= 1
+    said = ups(whole, "rollout", "waves", "-o", "more.nc", "--level", "0.7", "--on-doubt", "ignore")
+    assert "at each time, with a chance of 0.7 below" in said.stdout
+    refused = ups(whole, "rollout", "waves", "-o", "refused.nc", "--level", "0.9")
+    assert refused.returncode == 10
+    assert "3 calibration trajectories allow levels above 0 and up to 0.75" in refused.stderr
+
+
+def test_a_bundle_is_calibrated_again_in_its_place(copied: Path) -> None:
+    file = copied / "runs/waves/bundle/calibration.safetensors"
+    first = file.read_bytes()
+    done = ups(copied, "calibrate", "waves")
+    assert done.returncode == 0, done.stderr
+    assert "waves: 3 for calibration" in done.stdout
+    assert file.read_bytes() == first
+    assert bundle_hash(copied)
+    seen = ups(copied, "calibrate", "waves", "--data", "waves=data/waves.zarr", "--json")
+    assert json.loads(seen.stdout)["tasks"]["waves"]["split"] == "calibration"
 
 
 def test_an_unchanged_second_call_does_nothing_and_imports_no_torch(whole: Path) -> None:

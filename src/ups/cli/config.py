@@ -126,6 +126,7 @@ def init(
     What is a guess is marked, with its reason; an equation is never guessed.
     """
     from ups.data.guess import guess_lines
+    from ups.formats.set_aside import level_words
     from ups.library.own_data import init_run
 
     started = init_run(directory, data, [name.strip() for name in dims.split(",")] if dims else ())
@@ -141,6 +142,7 @@ def init(
     counts = ", ".join(f"{count} {split}" for split, count in reader.splits.items())
     grid = " x ".join(map(str, reader.space))
     say(f"{reader.task.name}: {counts} trajectories of {_frames(reader)} frames on {grid} points")
+    say(level_words(reader.splits.get("calibration", 0)))
     if rows:
         say(table([(field, f"{value}  {_mark(why)}" if value else _mark(why)) for field, value, why in rows]))
     for text in notes:

@@ -1,4 +1,4 @@
-"""`ups eval`, `ups compare` and `ups export`: scores of a model, runs side by side, and a bundle for other programs."""
+"""`ups eval`, `compare`, `calibrate` and `export`: scores, runs side by side, error bars, a bundle for programs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,28 @@ if TYPE_CHECKING:
     from ups.library.scores import Comparison
 
 app = new_app()
+DataOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="TASK=PATH",
+        help="Take other trajectories of a task, of this data; needed for a bundle; may be given many times.",
+    ),
+]
+RecipeDataOption = Annotated[
+    bool, typer.Option("--recipe-data", help="Open the data that the recipe in a bundle names, and print which.")
+]
+
+
+def _named_data(texts: list[str]) -> dict[str, str]:
+    """Task -> path, from `--data TASK=PATH`."""
+    named = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            hint = "for example burgers1d=shifted/burgers1d.zarr"
+            raise ConfigError(f"--data {text}: that is not TASK=PATH", hint=hint)
+        named[name] = path
+    return named
 
 
 @app.command()
@@ -25,16 +47,8 @@ def evaluate(
     model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A run, or a bundle.")],
     split: Annotated[str, typer.Option(help="Which trajectories: test or valid.")] = "test",
     task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="TASK=PATH",
-            help="Score a task on held-out trajectories of this data; needed for a bundle; may be given many times.",
-        ),
-    ] = [],  # noqa: B006 - typer copies it
-    recipe_data: Annotated[
-        bool, typer.Option("--recipe-data", help="Open the data that the recipe in a bundle names, and print which.")
-    ] = False,
+    data: DataOption = [],  # noqa: B006 - typer copies it
+    recipe_data: RecipeDataOption = False,
     start_frame: StartFrameOption = None,
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
@@ -52,18 +66,11 @@ def evaluate(
     from ups.library.scores import evaluate as evaluate_model
     from ups.run.scoring import score_lines
 
-    named = {}
-    for text in data:
-        name, _, data_path = text.partition("=")
-        if not name or not data_path:
-            hint = "for example burgers1d=shifted/burgers1d.zarr"
-            raise ConfigError(f"--data {text}: that is not TASK=PATH", hint=hint)
-        named[name] = data_path
     scores = evaluate_model(
         model,
         split=split,
         tasks=task,
-        data=named,
+        data=_named_data(data),
         recipe_data=recipe_data,
         start_frame=start_frame,
         max_trajectories=trajectories,
@@ -190,3 +197,27 @@ def bundle(
         return
     say(score_lines(results, styled))
     say(written_words(path))
+
+
+calibrate_app = new_app()
+
+
+@calibrate_app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
+    data: DataOption = [],  # noqa: B006 - typer copies it
+    recipe_data: RecipeDataOption = False,
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Measure how wrong a bundle may be, on trajectories that chose nothing, and store the statements in it.
+
+    Afterwards `ups rollout --level 0.9` gives error bars.
+    """
+    from ups.library.scores import calibrate as calibrate_model
+
+    documents = calibrate_model(model, data=_named_data(data), recipe_data=recipe_data, progress=not json)
+    if json:
+        report({"tasks": {task: one.model_dump(mode="json") for task, one in documents.items()}})
+        return
+    say("\n".join(f"{task}: {one.words()}" for task, one in documents.items()))

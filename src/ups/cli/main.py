@@ -114,6 +114,7 @@ COMMANDS = (
     Command("eval", "ups.cli.eval", "score a model and its references", USE),
     Command("compare", "ups.cli.eval:compare_app", "several runs side by side", USE),
     Command("bench", "ups.cli.bench", "a model beside FNO and U-Net, at equal CPU time", USE),
+    Command("calibrate", "ups.cli.eval:calibrate_app", "measure how wrong a bundle may be, for error bars", USE),
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
     Command("export", "ups.cli.eval:export_app", "write a bundle for other programs", USE),
 )

@@ -68,6 +68,12 @@ def rollout(
         int | None, typer.Option(help="Members of an ensemble; pictures and errors are of their mean.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the noise that makes members differ.", min=0)] = 0,
+    level: Annotated[
+        float | None, typer.Option(help="Add error bars that hold with this chance, of a calibrated bundle: 0.9.")
+    ] = None,
+    on_doubt: Annotated[
+        str, typer.Option(help="Further out than calibrated: warn, stop (later frames are missing) or ignore.")
+    ] = "warn",
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
     start_frame: StartFrameOption = None,
@@ -128,6 +134,8 @@ def rollout(
             seed=seed,
             out=None if vtkhdf else out,
             reversed_axes=reversed_axes,
+            level=level,
+            on_doubt=on_doubt,
             progress=lambda done: line.count("rollout", done, count, "steps"),
         )
     if vtkhdf:
@@ -143,6 +151,9 @@ def rollout(
         report(facts | {"samples": _judged(result), "attributes": dict(result.attrs)})
         return
     say(_summary(spec, start, count, errors, members) + _divergence(result))
+    if level is not None:
+        for fields in spec.fields_of(spec.predicted):
+            say(_error_words(fields.name, result[f"{fields.name}_error"], level))
     for text in start.notes:
         note(f"note: {text}")
     if result.attrs["warnings"]:
@@ -192,10 +203,24 @@ def _judged(result: Any) -> list[dict[str, Any]]:
     from ups.inference.trust import kinds_of
 
     flags = np.atleast_1d(result["warnings"].values)
-    return [
+    judged: list[dict[str, Any]] = [
         {"warnings": kinds_of(int(f)), "blew_up": step is not None, "diverged_at": step}
         for f, step in zip(flags, _diverged_at(result), strict=True)
     ]
+    if "p_value" in result:
+        last = result["p_value"].isel(time=-1) if "time" in result["p_value"].dims else result["p_value"]
+        pairs = zip(np.atleast_1d(last.values), np.atleast_1d(result["outside_at"].values), strict=True)
+        for one, (p_value, step) in zip(judged, pairs, strict=True):
+            one |= {"p_value": round(float(p_value), 6), "outside_at": int(step) or None}
+    return judged
+
+
+def _error_words(name: str, errors: Any, level: float) -> str:
+    """What is stated about a field of the first sample."""
+    known = errors.isel({"sample": 0} if "sample" in errors.dims else {}).values.ravel()
+    known = known[known == known]  # NaN where nothing is stated
+    ends = " to ".join(f"{value:.3g}" for value in known[:: max(1, len(known) - 1)][:2]) or "no statement"
+    return f"RMS error of {name}{' at each time' * ('time' in errors.dims)}, with a chance of {level:g} below {ends}"
 
 
 def _diverged_at(result: Any) -> list[int | None]:

@@ -176,6 +176,13 @@ class TaskConfig(Section):
         ge=0,
         lt=1,
     )
+    calibration_fraction: float = setting(
+        0.0,
+        "Part of the train split that is set aside for error bars, and that nothing else may read; at least 9 "
+        "trajectories where there are 36.",
+        ge=0,
+        le=0.9,
+    )
     source: SourceConfig | None = setting(
         None, "How `ups run` makes the path, a store, if it is not there.", may_change=True
     )

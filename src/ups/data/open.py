@@ -16,6 +16,7 @@ from ups.errors import ConfigError, DataError, PluginError
 from ups.formats.base import FULL, Format, Reader, Subsampling
 from ups.formats.described import open_described
 from ups.formats.open_container import is_container, needs_description
+from ups.formats.set_aside import SetAside
 from ups.formats.zarr_store import is_own_store
 from ups.registry import READERS
 from ups.spec.grid import uneven_axes
@@ -35,6 +36,8 @@ def open_task(config: TaskConfig) -> Reader:
         format=config.format,
         description=config.description,
     )
+    if config.calibration_fraction:
+        reader = SetAside(reader, config.calibration_fraction)
     reader.rename(config.name)
     return reader
 

@@ -214,6 +214,10 @@ class Reader(ABC):
         start = self.source.start_time + self.subsampling.first_frame * step / self.subsampling.time_stride
         return np.asarray(start + np.arange(count) * step, np.float64)
 
+    def simulation_of(self, split: str, trajectory: int) -> int:
+        """The simulation that a trajectory is a piece of, as a number: pieces of one resemble each other."""
+        return trajectory
+
     def rename(self, name: str) -> None:
         """Call the task by another name, the one it has in a recipe."""
         self._task = replace(self._task, name=name)

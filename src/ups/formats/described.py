@@ -482,7 +482,7 @@ class DescribedReader(FilesReader):
         counts = [layout.num_trajectories for layout in layouts]
         rows = [count * pieces for count, pieces in zip(counts, self._pieces, strict=True)]
         split, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
-        self._rows = SplitRows(rows, split)
+        self._rows, self._counts = SplitRows(rows, split), counts
         # Without defaults: a field that a later version adds changes nothing.
         self._description = description.model_dump_json(exclude_defaults=True)
         parameters = tuple(
@@ -527,6 +527,10 @@ class DescribedReader(FilesReader):
     def close(self) -> None:
         for file in self._files:
             file.container.close()
+
+    def simulation_of(self, split: str, trajectory: int) -> int:
+        number, row, _ = self._locate(split, trajectory)
+        return sum(self._counts[:number]) + row
 
     def _source_identity(self) -> str:
         # The description says which of the arrays are read: two of one file are two sources.

@@ -37,26 +37,32 @@ class HeldOutElsewhere(Reader):
         super().__init__(other.source, other.subsampling)
         self.own, self.other = own, other
         self._task, self._coordinates = task or own.task, coordinates or own.coordinates
+        self._splits |= {name: count for name, count in other.splits.items() if name not in self._splits}
         self._splits[TRAIN] = own.splits.get(TRAIN, 0)
         _check_same(self._task, self._coordinates, other)
 
-    def _of(self, split: str) -> Reader:
-        return self.own if split == TRAIN else self.other
+    def _place(self, split: str, trajectory: int) -> tuple[Reader, str, int]:
+        """Where a trajectory is: reader, split, number."""
+        return self.own if split == TRAIN else self.other, split, trajectory
 
     def frames_of(self, split: str) -> Int64 | None:
-        return self._of(split).frames_of(split)
+        return (self.own if split == TRAIN else self.other).frames_of(split)
 
     def frames_in(self, split: str, trajectory: int) -> int:
-        return self._of(split).frames_in(split, trajectory)
+        reader, there, row = self._place(split, trajectory)
+        return reader.frames_in(there, row)
 
     def dt_in(self, split: str, trajectory: int) -> float:
-        return self._of(split).dt_in(split, trajectory)
+        reader, there, row = self._place(split, trajectory)
+        return reader.dt_in(there, row)
 
     def times_in(self, split: str, trajectory: int) -> Float64:
-        return self._of(split).times_in(split, trajectory)
+        reader, there, row = self._place(split, trajectory)
+        return reader.times_in(there, row)
 
     def where(self, split: str, trajectory: int) -> str:
-        return self._of(split).where(split, trajectory)
+        reader, there, row = self._place(split, trajectory)
+        return reader.where(there, row)
 
     def identity(self) -> str:
         return self.other.identity()
@@ -66,13 +72,16 @@ class HeldOutElsewhere(Reader):
         self.other.close()
 
     def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
-        return self._of(split)._frames(split, trajectory, start, stop, step)
+        reader, there, row = self._place(split, trajectory)
+        return reader._frames(there, row, start, stop, step)
 
     def _given(self, split: str, trajectory: int, role: Role) -> Array:
-        return self._of(split)._given(split, trajectory, role)
+        reader, there, row = self._place(split, trajectory)
+        return reader._given(there, row, role)
 
     def _parameters(self, split: str, trajectory: int) -> Array:
-        return self._of(split)._parameters(split, trajectory)
+        reader, there, row = self._place(split, trajectory)
+        return reader._parameters(there, row)
 
     def _source_identity(self) -> str:
         return self.other._source_identity()

@@ -2,6 +2,7 @@
 
     bundle.json        format version, networks, packages needed, context, tasks, statistics, grids, scores, provenance
     model.safetensors  weights and normalization tables
+    calibration.safetensors  what it states about its errors (`ups.inference.calibration`), if it was calibrated
     config.yaml        the resolved recipe of the run
     card.md            what it was trained on, its scores next to references, where not to trust it
     MANIFEST COMMITTED SHA-256 of every file
@@ -31,12 +32,13 @@ from safetensors.torch import save_file
 from ups import __version__
 from ups.config.model import FORMER_DEFAULT, ModelConfig, as_stored
 from ups.errors import BundleError, DataError, IntegrityError, PluginError, errors_as
+from ups.inference.calibration import Stated, read_calibration, write_calibration
 from ups.inference.stored_scores import bundle_warnings
 from ups.models.build import build_model, wrong_names
 from ups.models.stepper import OPERATOR, Stepper, former_name
 from ups.record.files import load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
-from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir, is_bundle
+from ups.record.run_dir import BUNDLE_FILE, CALIBRATION_NAME, CONFIG_NAME, RunDir, is_bundle
 from ups.record.text import counted, printable
 from ups.registry import MODELS, SCRIPT
 from ups.spec.batch import Float64
@@ -121,9 +123,12 @@ class Bundle:
     stepper: Stepper
     hash: str
     path: Path
+    calibrations: Stated = field(default_factory=dict)
 
 
-def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_text: str, card: str) -> Path:
+def write_bundle(
+    directory: Path, stepper: Stepper, info: BundleInfo, *, config_text: str, card: str, stated: Stated | None = None
+) -> Path:
     """Write and commit a bundle in one instant; an older bundle of that name is replaced."""
     temporary = make_temporary(directory)
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in stepper.state_dict().items()}
@@ -134,12 +139,17 @@ def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_
     (temporary / BUNDLE_FILE).write_text(text + "\n", encoding="utf-8")
     (temporary / CONFIG_NAME).write_text(config_text, encoding="utf-8")
     (temporary / "card.md").write_text(card, encoding="utf-8")
+    if stated:
+        write_calibration(temporary / CALIBRATION_NAME, stated)
     commit_directory(temporary, directory)
     return directory
 
 
-def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
-    """Read, check and build a bundle. Raises BundleError for anything that is not a sound bundle."""
+def load_bundle(path: str | Path, device: torch.device | None = None, *, stated: bool = True) -> Bundle:
+    """Read, check and build a bundle. Raises BundleError for anything that is not a sound bundle.
+
+    stated: with its statements about errors, which `ups calibrate` replaces unread.
+    """
     directory = Path(path)
     if not directory.is_dir():
         raise BundleError(
@@ -153,8 +163,9 @@ def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
         digest = read_manifest(directory).sha256
     except IntegrityError as error:
         raise BundleError(f"bundle '{path}' is damaged: {error.message}", hint="copy or export it again") from error
-    info = read_info(directory)
-    return Bundle(info, _build(directory, info, device or torch.device("cpu")), digest, directory)
+    info, chosen = read_info(directory), device or torch.device("cpu")
+    calibrations = read_calibration(directory / CALIBRATION_NAME, info.tasks, chosen) if stated else {}
+    return Bundle(info, _build(directory, info, chosen), digest, directory, calibrations)
 
 
 def _hint_for(directory: Path) -> str:
@@ -388,7 +399,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 
-def write_card(name: str, info: BundleInfo) -> str:
+def write_card(name: str, info: BundleInfo, stated: Stated | None = None) -> str:
     """The card as Markdown. Every text in it is escaped, because the texts of a bundle may be untrusted."""
     environment = jinja2.Environment(  # noqa: S701  # `plain` escapes HTML, and Markdown as well
         loader=jinja2.PackageLoader("ups.inference"),
@@ -401,4 +412,5 @@ def write_card(name: str, info: BundleInfo) -> str:
     environment.filters |= {"code": _code, "counted": counted, "number": _number, "raw": _Raw, "unit": _unit}
     template = environment.get_template("card.md.jinja")
     warnings = bundle_warnings(info.scores, info.provenance)
-    return template.render(name=name, info=info, example=_example(info), warnings=warnings)
+    documents = {task: one.document for task, one in (stated or {}).items()}
+    return template.render(name=name, info=info, example=_example(info), warnings=warnings, stated=documents)

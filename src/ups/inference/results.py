@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import BundleError
+from ups.inference.calibration import Watch
 from ups.inference.inputs import Start
 from ups.inference.trust import KINDS, MAX_NAMED_SAMPLES, Trust
 from ups.record.files import machine_error, machine_errors, temporary_name
@@ -101,6 +102,8 @@ class Layout:
                     self.coordinates[dim] = np.array(grid.component_labels(task, field), dtype=object)
                     self.labels[dim] = {"long_name": "component of a vector or tensor, by axis"}
         values = start.batch.parameters.numpy()
+        # What is stated about errors, of a bundle that was calibrated.
+        self.watch: Watch | None = None
         self.parameters = {p.name: (grid.field_attributes(p), values[:, i]) for i, p in enumerate(task.parameters)}
 
     @property
@@ -181,6 +184,8 @@ class Layout:
         step = divergence.first_step
         diverged = (step > 0).reshape(self.num_samples, -1).any(axis=1)  # (B,): of members any
         flags = self.trust.flags | (diverged << KINDS.index("diverged")).astype(np.int32)
+        if self.watch is not None:
+            flags |= ((self.watch.outside_at > 0) << KINDS.index("outside")).astype(np.int32)
         flags = flags if self.batched else np.asarray(flags[0])
         values: dict[str, _Variable] = {
             "warnings": (("sample",) if self.batched else (), flags, self.trust.flag_attributes()),
@@ -191,6 +196,12 @@ class Layout:
             steps = self.every * np.arange(1, self.num_frames + 1)
             after = self.by_sample((step[:, None] > 0) & (steps >= step[:, None]))
             values["diverged"] = ((*self.lead, "time"), after, {"long_name": "at or after the step of divergence"})
+        if self.watch is not None:
+            said = {"long_name": "first step further out than calibrated, 0 if there is none"}
+            values["outside_at"] = (self.lead, self.by_sample(self.watch.outside_at), said)
+            for name, (array, about) in self.watch.arrays().items():
+                part = array[:, 0] if self.task.steady else array
+                values[name] = (self.lead + (() if self.task.steady else ("time",)), self.by_sample(part), about)
         used = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
         named: dict[str, _Variable] = {}
         for name, variable in values.items():
@@ -223,9 +234,11 @@ class Divergence:
 
     def attributes(self) -> dict[str, str]:
         """What is said about the whole result in words, once it is complete."""
-        words = self.words()
+        words, watch = self.words(), self.layout.watch
+        doubt = "" if watch is None else watch.words()
         warnings = [
             *self.layout.trust.warnings,
+            *([doubt] if doubt else []),
             *([f"the result is not a prediction from there on: {words}"] if words else []),
         ]
         return {"blew_up": words, "warnings": "; ".join(warnings)}

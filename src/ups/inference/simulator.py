@@ -26,12 +26,14 @@ from torch import Tensor, nn
 
 from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, BundleInfo, load_bundle
+from ups.inference.calibration import Quantities, Watch
 from ups.inference.domain import fit_domain
-from ups.inference.inputs import check_parameters, read_start, suggestion
+from ups.inference.inputs import Start, check_parameters, read_start, suggestion
 from ups.inference.results import Layout, Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of
+from ups.models.error_model import Watched
 from ups.models.grid_fit import Resampling
 from ups.models.stepper import Predictor, Stepper, rollout
 from ups.spec.batch import Batch
@@ -39,6 +41,7 @@ from ups.spec.task import TaskSpec
 
 Parameters = Mapping[str, Tensor | float] | Tensor
 MAX_STEPS = 10**8
+ON_DOUBT = ("warn", "stop", "ignore")
 MAX_MEMBERS = 10_000
 MAX_SEED = 2**63 - 1
 
@@ -138,6 +141,9 @@ class Simulator:
         seed: int = 0,
         out: str | Path | None = None,
         reversed_axes: bool = False,
+        level: float | None = None,
+        quantities: Quantities | None = None,
+        on_doubt: str = "warn",
         progress: Callable[[int], None] | None = None,
     ) -> Any:
         """Roll out `steps` steps and keep every `every`-th frame: an xarray.Dataset.
@@ -154,7 +160,13 @@ class Simulator:
         same however many there are.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
         from it: NetCDF if its name ends with .nc, else a Zarr store. reversed_axes: variables lie in the order time, z,
-        y, x, as programs for NetCDF expect them. progress: called with the number of steps done.
+        y, x, as programs for NetCDF expect them.
+        level: also state errors, each with this chance to hold (docs/trust.md), of a bundle that was calibrated: of
+        each field `NAME_error` at each time and `NAME_band` at all times together, and scalar quantities with theirs.
+        quantities: functions that the bundle was calibrated for, by name (`ups.calibrate`).
+        on_doubt: where a trajectory gets further out than those that a bundle was calibrated on: warn; stop, so that
+        frames from that step on are missing (NaN); or ignore, which saves the time to look (`p_value`, `outside_at`).
+        progress: called with the number of steps done.
         """
         spec = self.task(task)
         _check_count("steps", steps, MAX_STEPS)
@@ -186,7 +198,15 @@ class Simulator:
         if members is not None:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
         num_kept = steps // every
-        predictor: Predictor = self._stepper
+        if on_doubt not in ON_DOUBT:
+            raise BundleError(f"on_doubt is one of {', '.join(ON_DOUBT)}, not {str(on_doubt)[:40]!r}")
+        if level is not None or on_doubt == "stop":
+            self._check_calibrated(spec, start, level, members)
+        calibration, watch = self._bundle.calibrations.get(spec.name), None
+        if calibration is not None and members is None and (level is not None or on_doubt != "ignore"):
+            kept = (start.batch.num_samples, num_kept, int(every))
+            watch = Watch(calibration, spec, kept, start.domain.coordinates, level, quantities or {})
+        predictor: Predictor = self._stepper if watch is None else Watched(self._stepper)
         if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
         batch = start.batch.to(self._device)
@@ -194,12 +214,29 @@ class Simulator:
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
         sink = open_sink(Layout(spec, start, num_kept, every, trust, facts, members, reversed_axes=reversed_axes), out)
         try:
-            return self._run(predictor, batch, steps, every, start.domain.resampling, sink, progress)
+            return self._run(
+                predictor, batch, steps, every, start.domain.resampling, sink, watch, on_doubt == "stop", progress
+            )
         except BaseException as error:
             sink.abandon()
             if isinstance(error, DataError):  # its hint is for who trains a model
                 raise BundleError(error.message) from error
             raise
+
+    def _check_calibrated(self, spec: TaskSpec, start: Start, level: float | None, members: int | None) -> None:
+        """Raises BundleError where nothing was measured that could be stated."""
+        if spec.name not in self._bundle.calibrations:
+            raise BundleError(
+                f"this bundle was not calibrated for task '{spec.name}': it can state no errors and has no doubt",
+                hint="calibrate it first: ups calibrate BUNDLE (docs/trust.md)",
+            )
+        moved = start.domain.resampling.given != start.batch.space or bool(start.domain.rescaled)
+        if members is not None or (moved and level is not None):
+            raise BundleError(
+                "errors were measured for the central trajectory on the trained grid, not for members or other grids",
+                hint="leave level and on_doubt out, or give a state on the trained grid",
+                command_hint="leave --level and --on-doubt out, or give a state on the trained grid",
+            )
 
     def _check_ensemble(self, spec: TaskSpec) -> None:
         if has_members(self._stepper, spec):
@@ -220,14 +257,27 @@ class Simulator:
         every: int,
         resampling: Resampling,
         sink: Sink,
+        watch: Watch | None,
+        stop: bool,
         progress: Callable[[int], None] | None,
     ) -> Any:
+        stopped = np.zeros(sink.layout.num_rows, np.bool_)
         for number, frame in enumerate(rollout(predictor, batch, steps), start=1):
             sink.divergence.look(frame, number)
+            if watch is not None and isinstance(predictor, Watched):
+                watch.look(predictor.numbers, frame, number)
+                stopped = (watch.outside_at > 0) & stop
             if number % every == 0:
-                sink.add(resampling.back(frame, batch.task.predicted).float().cpu().numpy())
+                kept = resampling.back(frame, batch.task.predicted).float().cpu().numpy()
+                kept[stopped] = np.nan
+                sink.add(kept)
             if progress is not None:
                 progress(number)
+            if stopped.all():
+                for _ in range(number // every, steps // every):
+                    sink.add(np.full_like(sink.buffer[:, 0], np.nan))
+                break
+        sink.layout.watch = watch
         return sink.finish()
 
 

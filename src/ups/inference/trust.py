@@ -24,7 +24,7 @@ from ups.spec.task import Role, TaskSpec
 
 Flags = npt.NDArray[np.bool_]
 # The order is the order of the bits of the variable `warnings`; new ones are added at the end.
-# `diverged` is set at the end of a rollout, the others before it.
+# `diverged` and `outside` are set at the end of a rollout, the others before it.
 KINDS = (
     "parameter_range",
     "grid",
@@ -34,6 +34,7 @@ KINDS = (
     "descriptor",
     "not_better",
     "diverged",
+    "outside",
 )
 MAX_NAMED_SAMPLES = 8
 

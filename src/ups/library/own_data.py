@@ -22,6 +22,7 @@ from ups.formats.base import LEAST_TEST, LEAST_TO_SPLIT, GridReader
 from ups.formats.container import Container, MemoryContainer
 from ups.formats.described import DescribedReader, task_name
 from ups.formats.open_container import open_containers
+from ups.formats.set_aside import LEAST_TO_SET_ASIDE, SetAside, open_calibration
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.files import write_file_atomically
@@ -33,6 +34,8 @@ from ups.spec.task import Role
 # on which it tries a step, and points of all samples of such a step.
 TRAINING_SECONDS, _FEWEST_STEPS = 300.0, 500
 _MOST_POINTS, _TRIED_POINTS = 1 << 18, 1 << 15
+# What it sets aside for error bars: a part of the train split, and the most trajectories that make them better.
+_CALIBRATION_FRACTION, _MOST_CALIBRATION = 0.2, 256
 
 TaskLike = TaskDescription | Mapping[str, Any] | PathLike
 
@@ -161,7 +164,8 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
         write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, steps))
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}", hint="name a directory of yours") from error
-    return Started(recipe, description, guess, reader)
+    aside = _calibration_fraction(reader)
+    return Started(recipe, description, guess, open_calibration(SetAside(reader, aside)) if aside else reader)
 
 
 def _few(paths: Sequence[Path]) -> str:
@@ -227,9 +231,16 @@ def _recipe_page(
         batch_size=_batch_size(reader),
         steps=steps[0],
         why=steps[1],
+        calibration=f"{_calibration_fraction(reader):g}",
         least_test=LEAST_TEST,
         least_to_split=LEAST_TO_SPLIT,
     ).encode()
+
+
+def _calibration_fraction(reader: GridReader) -> float:
+    """What `ups init` proposes: nothing where too few trajectories would be left to train on."""
+    count = reader.splits["train"]
+    return 0.0 if count < LEAST_TO_SET_ASIDE else round(min(_CALIBRATION_FRACTION, _MOST_CALIBRATION / count), 4)
 
 
 def _batch_size(reader: GridReader) -> int:
@@ -261,6 +272,7 @@ data:
       path: {path} # as seen from where you start ups
 {description}      valid_fraction: 0.1 # trajectories that are held out: for validation while it trains,
       test_fraction: 0.1 # and for the scores at the end, at least {least_test} where there are {least_to_split}
+      calibration_fraction: {calibration} # of those that are left to train on: for error bars, and nothing else
   context_frames: 1 # frames that are given; more, if one frame does not determine the next
   batch_size: {batch_size} # windows in each step
 

@@ -33,7 +33,7 @@ from ups.record.files import write_file_atomically
 from ups.record.identity import file_sha256
 from ups.record.manifest import read_manifest, verify
 from ups.record.processes import module_command
-from ups.record.run_dir import CONFIG_NAME, RunDir
+from ups.record.run_dir import CALIBRATION_NAME, CONFIG_NAME, RunDir
 from ups.record.text import counted, duration_text, last_line, path_text, size_text
 from ups.run.gate import gate_words, judge, read_results
 from ups.run.software import describe
@@ -428,8 +428,27 @@ def _judge(job: Job) -> str:
     return job.gate_failed or (f"{len(judged)} conditions hold" if judged else "the recipe sets no bar")
 
 
+def _calibrate_outputs(job: Job) -> str:
+    sets_aside = any(task.calibration_fraction for task in job.resolved.recipe.data.tasks)
+    return job.file(CALIBRATION_NAME) if sets_aside else NOTHING
+
+
+def _calibrate(job: Job) -> str:
+    if _calibrate_outputs(job) == NOTHING:
+        return "no task sets trajectories aside (calibration_fraction): no error bars"
+    from ups.inference.calibration import write_calibration
+    from ups.run.calibrate import calibrate, choose
+    from ups.run.trained import load_trained
+
+    with hold_run(job.run_dir), job.output.scoring() as progress:
+        trained = load_trained(str(job.run_dir))
+        found = calibrate(trained, choose(trained, {}), progress=progress)
+        write_calibration(job.run_dir / CALIBRATION_NAME, found)
+    return "; ".join(f"{task}: {one.document.words()}" for task, one in found.items())
+
+
 def _bundle_inputs(job: Job) -> Any:
-    return [job.checkpoint, job.scores()]
+    return [job.checkpoint, job.scores(), *filter(None, [job.file(CALIBRATION_NAME)])]
 
 
 def _bundle_outputs(job: Job) -> str:
@@ -437,12 +456,15 @@ def _bundle_outputs(job: Job) -> str:
 
 
 def _bundle(job: Job) -> str:
+    from ups.inference.calibration import read_calibration
     from ups.run.scoring import make_bundle, stored_results
     from ups.run.trained import load_trained
 
     results = stored_results(RunDir(job.run_dir).scores)
     with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
-        path = make_bundle(RunDir(job.run_dir).bundle, load_trained(str(job.run_dir)), results)
+        trained = load_trained(str(job.run_dir))
+        stated = read_calibration(job.run_dir / CALIBRATION_NAME, trained.stepper.tasks)
+        path = make_bundle(RunDir(job.run_dir).bundle, trained, results, stated)
     step, texts = stored_warnings(path)
     return "; WARNING: ".join([f"{path_text(path)} {_bundle_outputs(job)[:12]} after {step} steps", *texts])
 
@@ -465,6 +487,9 @@ STEPS: Sequence[RecipeStep] = (
     RecipeStep("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
     RecipeStep("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
     RecipeStep("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
+    RecipeStep(
+        "calibrate", "measuring errors", _evaluate_inputs, _calibrate_outputs, _calibrate, after_failed_gate=False
+    ),
     RecipeStep("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
     RecipeStep(
         "report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(RunDir.report_page.name), _report

@@ -1,7 +1,8 @@
-"""`ups.evaluate` and `ups.compare`: scores on held-out data, next to what costs nothing."""
+"""`ups.evaluate`, `ups.compare`, `ups.calibrate`: scores next to what costs nothing, and how wrong a model may be."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.identity import changes_between
 from ups.config.yaml_subset import parse, shown_value
-from ups.errors import ConfigError
+from ups.errors import BundleError, ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, read_scores
 from ups.evaluation.comparison import compare as compare_scored
 from ups.evaluation.report import write_comparison
 from ups.evaluation.results import SCORES, headlines, to_json
+from ups.inference.bundle import load_bundle, write_bundle, write_card
+from ups.inference.calibration import Quantities, TaskDocument, read_calibration
 from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object, write_file_atomically
 from ups.record.manifest import read_manifest
-from ups.record.run_dir import SCORES_NAME, find_model, is_bundle
+from ups.record.run_dir import CALIBRATION_NAME, CONFIG_NAME, SCORES_NAME, find_bundle, find_model, is_bundle
+from ups.run.calibrate import calibrate as calibrate_trained
+from ups.run.calibrate import choose
 from ups.run.progress_line import ProgressLine, table
 from ups.run.scoring import report_folder, score, score_lines, write_scores
 from ups.run.trained import Trained, check_tasks, load_trained
@@ -159,6 +164,36 @@ def evaluate(
             progress=line.count,
         )
     return Scores(trained.name, trained.identity, results, folder, trained, time.monotonic() - began)
+
+
+def calibrate(
+    model: ModelLike,
+    *,
+    data: Mapping[str, str | os.PathLike[str]] | None = None,
+    recipe_data: bool = False,
+    quantities: Quantities | None = None,
+    progress: bool = False,
+) -> dict[str, TaskDocument]:
+    """Measure how far a bundle (or that of a run) is off, on trajectories that chose nothing, and store that in it.
+
+    The trajectories are the split `calibration` of the data of the run; of a bundle alone, name its data in `data`
+    (task -> path), or open what its recipe names with `recipe_data`. data of a run: other trajectories instead, of the
+    split `calibration` or else `test`. quantities: name -> function of fields by name (samples, [component,] *space)
+    and coordinates by axis, which returns a number for each sample; give it to `rollout`, too.
+    """
+    name, named = _name_of(model), {task: os.fspath(path) for task, path in (data or {}).items()}
+    directory, alone = find_bundle(name), is_bundle(find_model(name)) and not recipe_data
+    with ProgressLine(quiet=not progress) as line:
+        trained = load_trained(name, data=named if alone else None, recipe_data=recipe_data)
+        chosen, bundle = choose(trained, {} if alone else named), load_bundle(directory, stated=False)
+        # A run may have trained on since its bundle was written.
+        found = calibrate_trained(replace(trained, stepper=bundle.stepper), chosen, quantities, line.count)
+    with contextlib.suppress(BundleError):  # those of other tasks stay, if they can be read
+        found = read_calibration(directory / CALIBRATION_NAME, bundle.info.tasks) | found
+    card = write_card(trained.recipe.run.name, bundle.info, found)
+    config = (directory / CONFIG_NAME).read_text(encoding="utf-8")
+    write_bundle(directory, bundle.stepper, bundle.info, config_text=config, card=card, stated=found)
+    return {task: one.document for task, one in found.items()}
 
 
 def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: bool = False) -> Comparison:

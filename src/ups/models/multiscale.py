@@ -153,6 +153,10 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """The modules to shard, recompute or compile one by one."""
         return [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention | Shrink | Grow)]
 
+    def feature_module(self) -> nn.Module:
+        """The last block at the coarsest level, which has seen the whole frame."""
+        return self.middle[-1]
+
     def named_rows(self) -> dict[str, NamedRows]:
         """The rows of all tables."""
         return {

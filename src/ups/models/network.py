@@ -93,6 +93,10 @@ class Network(WarmStart, ABC):
         A copy that is trained after all must be told: an optimizer can change weights without a trace.
         """
 
+    def feature_module(self) -> nn.Module | None:
+        """The module whose output (B, *grid, D) says what the network makes of a frame; None if there is none."""
+        return None
+
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""

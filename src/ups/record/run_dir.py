@@ -15,6 +15,7 @@ from ups.errors import ConfigError
 # Below the working directory: a run without `run.dir` is RUNS/NAME.
 RUNS = "runs"
 # A run and a bundle both hold their resolved recipe under this name.
+CALIBRATION_NAME = "calibration.safetensors"
 CONFIG_NAME = "config.yaml"
 # By this file a bundle is recognized.
 BUNDLE_FILE = "bundle.json"

@@ -24,6 +24,7 @@ from ups.evaluation.results import from_json, headlines, leak_words, task_result
 from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.formats.base import Reader
 from ups.inference.bundle import BundleInfo, write_bundle, write_card
+from ups.inference.calibration import Stated
 from ups.inference.stored_scores import MODEL
 from ups.models.ensemble import has_members, members_of
 from ups.models.stepper import Predictor
@@ -286,8 +287,10 @@ def bundle_of_run(
     return make_bundle(out or RunDir(find_model(run)).bundle, trained, results), results
 
 
-def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the bundle of a trained model; `results` (see `ups.run.scoring`) go into its card."""
+def make_bundle(
+    directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]], stated: Stated | None = None
+) -> Path:
+    """Write the bundle of a trained model; `results` (see `ups.run.scoring`) and what is stated go into its card."""
     stepper = trained.stepper
     info = BundleInfo(
         networks=stepper.configs,
@@ -300,8 +303,8 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
         assumptions={reader.task.name: reader.assumptions for reader in trained.readers if reader.assumptions},
         stages=tuple(trained.stages),
     )
-    card = write_card(trained.name, info)
-    return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card)
+    card = write_card(trained.name, info, stated)
+    return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card, stated=stated)
 
 
 def _summary(result: Mapping[str, Any]) -> dict[str, Any]:

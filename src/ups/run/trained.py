@@ -127,7 +127,7 @@ def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
 
     Never by the cache of its recipe.
     """
-    bundle, resolved = load_bundle(path), read_run_recipe(path)
+    bundle, resolved = load_bundle(path, stated=False), read_run_recipe(path)
     info, recipe = bundle.info, resolved.recipe
     named = printable("; ".join(f"{task.name}: {task.path}" for task in recipe.data.tasks))
     if data is None:

@@ -91,7 +91,7 @@ class Restart:
 
 def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
     """The task of ours that the data of a reader was made by, or None and why no solver can start from its frames."""
-    if isinstance(reader, HeldOutElsewhere):
+    if type(reader) is HeldOutElsewhere:
         return None, "its reader does not say what was stored"
     source = reader.source.task
     for task in TASKS.values():
