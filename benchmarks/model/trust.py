@@ -1,6 +1,6 @@
 """What the error bars and the distance of a bundle hold, on test trajectories and on shifted states.
 
-    python benchmarks/model/trust.py --bundle RUN --data data --calibration data-seed1 --test data-seed2 \
+    python benchmarks/model/trust.py --bundle RUN --data data --calibration data-seed1 --test data-seed2
         --shifted shifted --out DIR [--second RUN] [--task NAME ...] [--training-seconds S]
 
 --data: the stores of the training; --calibration, --test: stores whose test splits calibrate and judge (`ups data
@@ -72,6 +72,7 @@ from ups.spec.descriptors import describe
 from ups.spec.task import TaskSpec
 
 VERSION = 1  # of what is measured: another one repeats it
+LEVELS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 BATCH, MOST_TRAIN, BLOCKS = 32, 1024, 9
 BLOCK_SECONDS = 0.3
 # What the simulator says of an input by a range; the others are of the bundle, or of the end of a rollout.
@@ -190,11 +191,8 @@ def rms(frames: npt.NDArray[np.float32], task: TaskSpec, weights: Tensor | None)
 def input_numbers(subject: Subject, given: Given) -> Float64:
     """(B, F): descriptors of what is given, in deviations of the train split, and parameters."""
     task, statistics = subject.task, subject.bundle.info.statistics[subject.task.name]
-    parts = (
-        [np.stack([_on_scale(p.scale, c) for p, c in zip(task.parameters, given.parameters.T, strict=True)], 1)]
-        if task.parameters
-        else []
-    )
+    columns = [_on_scale(p.scale, given.parameters[:, n]) for n, p in enumerate(task.parameters)]
+    parts = [np.stack(columns, 1)] if columns else []
     for role, fields in (("state", given.state), ("static", given.static)):
         if fields.shape[1]:
             shape = (1, -1, *[1] * task.num_spatial_dims)
@@ -292,6 +290,12 @@ def shift_counts(
     return found
 
 
+def coverage_at(calibration: Calibration, rolled: Rolled, level: float) -> float | None:
+    """Coverage of the statement at each time with another level; None if too few trajectories can state it."""
+    used, asked = (calibration.bound("fields", each) for each in (LEVEL, level))
+    return float((rolled.errors <= rolled.stated * asked / used).mean()) if np.isfinite(asked).all() else None
+
+
 def measure(options: argparse.Namespace, name: str, inputs: Mapping[str, str]) -> dict[str, Any]:
     """All counts and figures of a task."""
     copy, seconds = calibrated(options, name)
@@ -321,6 +325,7 @@ def measure(options: argparse.Namespace, name: str, inputs: Mapping[str, str]) -
             "cpu_seconds": seconds,
             "coverage": {statement: float(each.mean()) for statement, each in held.items()},
             "coverage_by_lead": (rolled.errors <= rolled.stated).mean((0, 2)).tolist(),
+            "coverage_by_level": {f"{level:g}": coverage_at(subject.calibration, rolled, level) for level in LEVELS},
             "thirds": {
                 p.name: rows.in_thirds(rolled.parameters[:, n], p.minimum, p.maximum, p.scale, held)
                 for n, p in enumerate(task.parameters)
