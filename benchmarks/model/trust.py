@@ -157,7 +157,10 @@ def train_starts(reader: Reader) -> Given:
 def rollout_of(simulator: ups.Simulator, task: TaskSpec, given: Given, **asked: Any) -> Any:
     steps = 1 if task.steady else given.truth.shape[1]
     columns = {p.name: given.parameters[:, n] for n, p in enumerate(task.parameters)}
-    fields = {"state": None if task.steady else given.state, "static": given.static if given.static.shape[1] else None}
+    fields: dict[str, Any] = {
+        "state": None if task.steady else given.state,
+        "static": given.static if given.static.shape[1] else None,
+    }
     return simulator.rollout(steps=steps, parameters=columns or None, task=task.name, **fields, **asked)
 
 

@@ -29,6 +29,7 @@ MEAN_COVERAGE, TASK_COVERAGE = (0.88, 0.92), (0.82, 0.97)
 CELL, LEAST_CELL, SHARE_OF_CELLS = 0.80, 0.72, 0.95
 MOST_WIDTH = 0.8
 POOLED_ALARMS, TASK_ALARMS = 34 / 2304, 6 / 256
+SOME = 1e-9  # more than nothing
 LEAST_FLAGGED, LEAST_IN_TIME, LEAST_ANSWERED = 0.9, 0.8, 0.85
 MOST_STEP_TIME, MOST_WEIGHTS, MOST_CALIBRATION = 1.3, 0.1, 0.05
 
@@ -82,8 +83,9 @@ def covered(rolled: Rolled) -> dict[str, Float64]:
 
 def in_thirds(values: Float64, low: float, high: float, scale: str, held: Mapping[str, Float64]) -> dict[str, Any]:
     """Statement -> coverage in each third of a parameter's range, which is cut as the parameter is drawn."""
-    values, low, high = (np.log(x) if scale == "log" else np.asarray(x, np.float64) for x in (values, low, high))
-    third = np.clip((3 * (values - low) / (high - low)).astype(int), 0, 2)
+    to = np.log if scale == "log" else np.asarray
+    share = (to(values) - to(low)) / (to(high) - to(low))
+    third = np.clip((3 * share).astype(int), 0, 2)
     return {
         name: [float(each[third == n].mean()) if (third == n).any() else 0.0 for n in range(3)]
         for name, each in held.items()
@@ -183,13 +185,12 @@ def harm(rolled: Rolled, off: Float64) -> tuple[Int64, int]:
 
     Later steps than those calibrated have no statement. Only to tell harm, the last one is held against them.
     """
-    known = np.isfinite(rolled.stated).any((0, 2)).nonzero()[0]
+    known = np.flatnonzero(np.isfinite(rolled.stated).any((0, 2)))
     stated = rolled.stated[:, np.minimum(np.arange(rolled.stated.shape[1]), known.max(initial=0))]
-    beyond = rolled.errors > HARMFUL * stated
-    sure = rolled.errors - (off[:, None] * rolled.size)[:, None] > HARMFUL * stated
-    each, at = beyond.any(2), beyond.any(2).argmax(1) + 1
-    harmful = each.any(1)
-    return np.where(harmful, at, 0), int((harmful & ~sure.any((1, 2))).sum())
+    beyond = np.any(rolled.errors > HARMFUL * stated, axis=2)
+    sure = np.any(rolled.errors - (off[:, None] * rolled.size)[:, None] > HARMFUL * stated, axis=(1, 2))
+    harmful = beyond.any(1)
+    return np.where(harmful, beyond.argmax(1) + 1, 0), int((harmful & ~sure).sum())
 
 
 def tally(rolled: Rolled, flagged: Mapping[str, Int64], off: Float64) -> dict[str, Any]:
@@ -243,6 +244,8 @@ class Bar:
         return self.low <= self.value <= self.high
 
     def row(self) -> list[str]:
+        if self.low == SOME:
+            return [self.name, f"{self.value:.3g}", "> 0", "yes" if self.passed else "**no**"]
         ends = [f"{'>=' if n == 0 else '<='} {x:.3g}" for n, x in enumerate((self.low, self.high)) if math.isfinite(x)]
         return [self.name, f"{self.value:.3g}", " and ".join(ends), "yes" if self.passed else "**no**"]
 
@@ -269,7 +272,7 @@ def bars(documents: Sequence[Document], training_seconds: float) -> list[Bar]:
     for other in (RANGES, NEAREST, SECOND):
         if other in sums["flagged"]:
             more = share - _share(sums["flagged"][other], sums["harmful"])
-            found.append(Bar(f"flagged more than by: {other}", more, np.nextafter(0, 1)))
+            found.append(Bar(f"flagged more than by: {other}", more, SOME))
     found.append(
         Bar("time of a step, worst", max(x for d in documents for x in d["steps"].values()), high=MOST_STEP_TIME)
     )
