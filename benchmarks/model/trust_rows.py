@@ -179,23 +179,24 @@ def flags(calibration: Rolled, rolled: Rolled, train: Float64, alarm: float) -> 
     return found
 
 
-def harm(rolled: Rolled, off: Float64) -> tuple[Int64, int]:
-    """(N,): the first step at which a field is off by more than twice what is stated, 0 if none is; and how many may be
-    so because the truth itself is off by this part (N,) of its size.
+def harm(rolled: Rolled, off: Float64) -> tuple[Int64, dict[str, int]]:
+    """(N,): the first step at which a field is off by more than twice what is stated, 0 if none is.
 
-    Later steps than those calibrated have no statement. Only to tell harm, the last one is held against them.
+    And how many are so at `late` steps only, or `unsure`: perhaps because the truth itself is off by this part (N,) of
+    its size. Later steps than those calibrated have no statement. Only to tell harm, the last one is held against them.
     """
     known = np.flatnonzero(np.isfinite(rolled.stated).any((0, 2)))
     stated = rolled.stated[:, np.minimum(np.arange(rolled.stated.shape[1]), known.max(initial=0))]
     beyond = np.any(rolled.errors > HARMFUL * stated, axis=2)
     sure = np.any(rolled.errors - (off[:, None] * rolled.size)[:, None] > HARMFUL * stated, axis=(1, 2))
     harmful = beyond.any(1)
-    return np.where(harmful, beyond.argmax(1) + 1, 0), int((harmful & ~sure).sum())
+    at = np.where(harmful, beyond.argmax(1) + 1, 0)
+    return at, {"late": int((at > known.max(initial=0) + 1).sum()), "unsure": int((harmful & ~sure).sum())}
 
 
 def tally(rolled: Rolled, flagged: Mapping[str, Int64], off: Float64) -> dict[str, Any]:
     """Counts of one kind of shift. `answered`: steps before a doubt that have a statement; `inside`: of these."""
-    at, unsure = harm(rolled, off)
+    at, why = harm(rolled, off)
     steps = np.arange(1, rolled.errors.shape[1] + 1)
     doubt = flagged[DISTANCE][:, None]
     has = np.isfinite(rolled.stated).all(2)
@@ -205,7 +206,7 @@ def tally(rolled: Rolled, flagged: Mapping[str, Int64], off: Float64) -> dict[st
     return {
         "samples": len(at),
         "harmful": int(bad.sum()),
-        "unsure": unsure,
+        **why,
         "steps": int(has.sum()),
         "answered": int(answered.sum()),
         "inside": float(inside[answered].sum()),
@@ -345,7 +346,15 @@ def _shift_table(documents: Sequence[Document]) -> str:
     sums = {kind: shift_sums(documents, [kind]) for kind in kinds} | {"all but benign ones": shift_sums(documents)}
     sums |= {f"all but benign ones, {d['task']}": shift_sums([d]) for d in documents}
     rows = [[name, *_shift_cells(counts)] for name, counts in sums.items()]
-    head = ["shift", "samples", "harmful", "of these perhaps by the truth's error", "harmful flagged", "in time"]
+    head = [
+        "shift",
+        "samples",
+        "harmful",
+        "after the calibrated steps",
+        "perhaps by the truth's error",
+        "harmful flagged",
+        "in time",
+    ]
     return _table([*head, "others flagged", "steps answered", "of these inside"], rows)
 
 
@@ -354,7 +363,7 @@ def _shift_cells(sums: Document) -> list[str]:
     pairs = ((sums["flagged"], harmful), (sums["in_time"], harmful), (sums["flagged_others"], others))
     shares = [_percent(counts[DISTANCE], total) for counts, total in pairs]
     answered = [_percent(sums["answered"], sums["steps"]), _percent(sums["inside"], sums["answered"])]
-    return [str(sums["samples"]), str(harmful), str(sums["unsure"]), *shares, *answered]
+    return [str(sums["samples"]), str(harmful), str(sums["late"]), str(sums["unsure"]), *shares, *answered]
 
 
 def _detector_table(documents: Sequence[Document]) -> str:

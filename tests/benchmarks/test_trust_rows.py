@@ -128,10 +128,12 @@ def test_harm_is_twice_what_is_stated_and_later_steps_are_held_to_the_last_state
     errors[1, 1], errors[2, 3], errors[3, 2] = 2.5, 2.5, math.inf
     stated = np.ones((4, 4, 1))
     stated[:, 2:] = np.nan
-    at, unsure = rows.harm(rolled(errors, stated), np.zeros(4))
+    at, why = rows.harm(rolled(errors, stated), np.zeros(4))
     assert at.tolist() == [0, 2, 4, 3]
-    assert unsure == 0
-    assert rows.harm(rolled(errors, stated), np.full(4, 0.6))[1] == 2  # 2.5 less 0.6 is below 2; infinity is not
+    assert why == {"late": 2, "unsure": 0}
+    assert (
+        rows.harm(rolled(errors, stated), np.full(4, 0.6))[1]["unsure"] == 2
+    )  # 2.5 less 0.6 is below 2; infinity is not
 
 
 def test_counts_of_shifted_trajectories() -> None:
@@ -152,7 +154,7 @@ def test_counts_of_shifted_trajectories() -> None:
 
 def document(task: str) -> Document:
     """All that is asked, reached."""
-    counts = {"samples": 20, "harmful": 10, "unsure": 1, "steps": 100, "answered": 50, "inside": 45.0}
+    counts = {"samples": 20, "harmful": 10, "late": 0, "unsure": 1, "steps": 100, "answered": 50, "inside": 45.0}
     shift = counts | {
         "flagged": dict.fromkeys(DETECTORS, 9) | dict.fromkeys(DETECTORS[3:], 5),
         "in_time": dict.fromkeys(DETECTORS, 8),
