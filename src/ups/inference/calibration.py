@@ -37,7 +37,7 @@ from ups.spec.task import TaskSpec
 
 MAX_LEADS, MAX_KEPT = 256, 256
 # Usual trajectories that count as further out than calibrated.
-FALSE_ALARMS = 0.01
+FALSE_ALARMS = 0.004
 # What a statement is made of: errors at each lead, of whole trajectories, of quantities; and the largest distances.
 _SCORES = ("fields", "trajectory", "quantities", "distance")
 Float64 = npt.NDArray[np.float64]
