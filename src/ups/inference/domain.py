@@ -140,11 +140,11 @@ def fit_domain(
             raise BundleError(f"coordinate '{axis.name}' has {len(values)} values for {points} points of the fields")
         if values is not expected and not _same(axis, known, values, expected, "translation" in task.symmetries):
             _refuse(task, axis, known, values, rescale=rescale)
-            factors[axis.name] = _length(values, axis, known) / _length(known, axis, known)
+            factors[axis.name] = axis_length(values, axis, known) / axis_length(known, axis, known)
             mapped.append(f"{axis.name} from {_ends(values)} to {_ends(expected)}")
             first = expected[0]
         coordinates.append(values)
-        offsets.append(float(known[0] - first) / _length(known, axis, known))
+        offsets.append(float(known[0] - first) / axis_length(known, axis, known))
     _check_one_unit(task, factors, axes)
     assumed = tuple(a.name for a in task.axes if a.name not in axes)
     resampling = Resampling(task, space, [len(known) for known in trained], offsets)
@@ -191,7 +191,7 @@ def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
             f"the model was trained on {len(known)} points of unequal spacing along '{axis.name}', not on {points}",
             hint=INTERPOLATE,
         )
-    length = _length(known, axis, known)
+    length = axis_length(known, axis, known)
     # Centers of cells stay centers, if the period begins at 0 or half a period from it; else the first point stays.
     halves = (float(known[0]) - _spacing(known) / 2) / (length / 2)
     centered = abs(halves - round(halves)) * length / 2 <= TOLERANCE * _spacing(known)
@@ -203,15 +203,15 @@ def _spacing(values: Float64) -> float:
     return float(values[-1] - values[0]) / (len(values) - 1)
 
 
-def _on_nodes(known: Float64, axis: AxisSpec) -> bool:
+def on_nodes(known: Float64, axis: AxisSpec) -> bool:
     """Whether the training grid of a bounded axis has points on both ends of it, rather than in the middle of cells."""
     span = float(known[-1] - known[0])
     return not axis.periodic and abs(span - axis.extent) < abs(span + _spacing(known) - axis.extent)
 
 
-def _length(values: Float64, axis: AxisSpec, known: Float64) -> float:
+def axis_length(values: Float64, axis: AxisSpec, known: Float64) -> float:
     """Length of the domain that `values` stand for, if they follow the convention of the training grid `known`."""
-    return float(values[-1] - values[0]) + (0.0 if _on_nodes(known, axis) else _spacing(values))
+    return float(values[-1] - values[0]) + (0.0 if on_nodes(known, axis) else _spacing(values))
 
 
 def _close(a: Float64, b: Float64) -> bool:
@@ -268,10 +268,10 @@ def _wrong_ends(axis: AxisSpec, known: Float64, values: Float64) -> tuple[str, s
     near = TOLERANCE * _spacing(values)
     half, cell = _spacing(known) / 2, _spacing(values) / 2
     if axis.periodic:
-        if abs(float(values[-1] - values[0]) - _length(known, axis, known)) <= near:
+        if abs(float(values[-1] - values[0]) - axis_length(known, axis, known)) <= near:
             hint = f"leave the last point out: dataset.isel({axis.name}=slice(None, -1))"
             return "repeats the first point of a periodic axis at its end", hint
-    elif _on_nodes(known, axis):
+    elif on_nodes(known, axis):
         if abs(values[0] - cell - known[0]) <= near and abs(values[-1] + cell - known[-1]) <= near:
             return "has centers of cells, and the training grid has points on the boundary", INTERPOLATE
     elif abs(values[0] - (known[0] - half)) <= near and abs(values[-1] - (known[-1] + half)) <= near:
@@ -299,4 +299,4 @@ def _ends(values: Float64) -> str:
 
 def _describe(values: Float64, axis: AxisSpec | None = None) -> str:
     text = f"{len(values)} points from {values[0]:.6g} to {values[-1]:.6g}"
-    return text if axis is None else f"{text} ({axis.boundary_text}, length {_length(values, axis, values):.6g})"
+    return text if axis is None else f"{text} ({axis.boundary_text}, length {axis_length(values, axis, values):.6g})"

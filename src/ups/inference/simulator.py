@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, BundleInfo, load_bundle
 from ups.inference.calibration import Quantities, Watch
-from ups.inference.domain import fit_domain
+from ups.inference.domain import fit_domain, is_dataset
+from ups.inference.fit import DEVIATION, INITIAL_STATE, Fit, Problem, fit
 from ups.inference.inputs import Start, check_parameters, read_start, suggestion
+from ups.inference.query import query
 from ups.inference.results import Layout, Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
@@ -222,6 +224,50 @@ class Simulator:
             if isinstance(error, DataError):  # its hint is for who trains a model
                 raise BundleError(error.message) from error
             raise
+
+    def query(self, result: Any, points: Any, times: Any = None, *, task: str | None = None) -> Any:
+        """Values of a result at any points (N, axes), by the interpolant of each axis, at all or some of its times.
+
+        result: of `rollout`, which gives an xarray.Dataset with a dimension `point`; or a tensor (..., C, *S) as that of
+        `module`, which gives (..., C, N) with gradients to values and points.
+        """
+        spec = self.task(task or getattr(result, "attrs", {}).get("task"))
+        return query(spec, self._bundle.info.coordinates[spec.name], result, points, times)
+
+    def fit(
+        self,
+        observations: Any,
+        unknown: Iterable[str],
+        *,
+        noise: float | Mapping[str, float],
+        state: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+        static: Any = None,
+        task: str | None = None,
+        level: float = 0.9,
+    ) -> Fit:
+        """Find parameters and the initial state of a trajectory from scattered, noisy sensors (docs/simulator.md).
+
+        observations: dict or xarray.Dataset of `points` (N, axes), `times` (N,), and values (N,) by channel, NaN where
+        nothing was measured. unknown: names of parameters, and 'initial_state', at the time of the earliest value.
+        noise: standard deviation of the sensors, or one by channel. state, parameters, static: what is known, as in
+        `rollout`. level: chance of each interval.
+        """
+        spec, free = self.task(task), INITIAL_STATE in (unknown := {*unknown})
+        names, grid = [p.name for p in spec.parameters], self._bundle.info.coordinates[spec.name]
+        given = {name: state[name] for name in names if is_dataset(state) and name in state} | dict(parameters or {})
+        given |= {p.name: p.minimum for p in spec.parameters if p.name in unknown}
+        first = np.zeros((spec.num_channels("state"), *map(len, grid))) if free else state
+        start = read_start(spec, 1 if free else self.context_frames, first, static, given, grid)
+        one = start.batch.num_samples == 1 and not (free and self.context_frames > 1) and not spec.steady
+        if not unknown or unknown - {*names, INITIAL_STATE} or not one:
+            hint = f"give one trajectory, and unknown= some of {', '.join([*names, INITIAL_STATE])} (if one frame is given)"
+            raise BundleError(f"{sorted(unknown)} of {start.batch.num_samples} samples cannot be fitted", hint=hint)
+        stated = self._bundle.calibrations.get(spec.name)
+        errors = None if stated is None else DEVIATION
+        roll = functools.partial(self.rollout, task=spec.name, static=static, level=errors)
+        batch, time = start.batch.to(self._device), None if free else start.time
+        return fit(Problem(batch, self._stepper, stated, unknown, observations, noise, time), level, roll)
 
     def _check_calibrated(self, spec: TaskSpec, start: Start, level: float | None, members: int | None) -> None:
         """Raises BundleError where nothing was measured that could be stated."""

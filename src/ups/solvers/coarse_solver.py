@@ -89,15 +89,17 @@ class Restart:
         return grids
 
 
+def solved_by(spec: TaskSpec) -> SolverTask | None:
+    """The task of ours with the fields, axes, parameters and equation of this one."""
+    return next((t for t in TASKS.values() if all(getattr(spec, part) == getattr(t.spec, part) for part in _SAME)), None)
+
+
 def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
     """The task of ours that the data of a reader was made by, or None and why no solver can start from its frames."""
     if type(reader) is HeldOutElsewhere:
         return None, "its reader does not say what was stored"
-    source = reader.source.task
-    for task in TASKS.values():
-        if all(getattr(source, part) == getattr(task.spec, part) for part in _SAME):
-            break
-    else:
+    task = solved_by(reader.source.task)
+    if task is None:
         return None, "it was not made by one of our solvers"
     if reader.subsampling.space_stride > 1:
         return None, "it is read with a space_stride: its frames are not what the solver stores"

@@ -129,7 +129,7 @@ def descriptor_names(axes: Sequence[AxisSpec], space: Sequence[int]) -> tuple[st
     for axis, points in zip(axes, space, strict=True):
         names += [f"steepest {way} along {axis.name}" for way in ("fall", "rise")]
         period, kind = (points, "waves") if axis.periodic else (2 * points, "half waves")
-        for first, after in itertools.pairwise([*_first_waves(period), period // 2 + 1]):
+        for first, after in itertools.pairwise([*first_waves(period), period // 2 + 1]):
             waves = f"{first}" if after == first + 1 else f"{first} to {after - 1}"
             names.append(f"RMS of {kind} {waves} along {axis.name}")
     return tuple(names)
@@ -159,7 +159,7 @@ def describe(frames: npt.NDArray[Any], axes: Sequence[AxisSpec]) -> Float64:
     return np.stack(columns, axis=-1)
 
 
-def _first_waves(points: int) -> list[int]:
+def first_waves(points: int) -> list[int]:
     """First wave number of each band on a periodic grid: four bands in an octave, single waves up to 8."""
     octaves = ([part << power for part in (4, 5, 6, 7)] for power in range(points.bit_length()))
     return [wave for octave in ((1, 2, 3), *octaves) for wave in octave if wave <= points // 2]
@@ -174,7 +174,7 @@ def _band_energies(lines: Float64, *, periodic: bool) -> Float64:
     if points % 2 == 0:
         energy[..., -1] /= 2  # the wave of two points stands for itself alone
     energy = energy.mean(axis=tuple(range(2, energy.ndim - 1)))
-    return np.asarray(np.add.reduceat(energy, _first_waves(points), axis=-1))
+    return np.asarray(np.add.reduceat(energy, first_waves(points), axis=-1))
 
 
 class RangeFinder:
