@@ -1,9 +1,8 @@
-"""Parameters and initial states from scattered, noisy sensors: `ups.Simulator.fit`.
+"""`ups.Simulator.fit`, as one sum of squares: what sensors are off by, in units of noise and stated model error; waves
+of the initial state, in units of a usual size; and penalties beyond the range of a parameter and the distance of usual
+rollouts, where an optimizer finds nonsense that fits.
 
-One sum of squares: what sensors are off by, in units of noise and stated model error; waves of the initial state, in
-units of a usual size; and penalties beyond the range of a parameter and the distance of usual rollouts, where an
-optimizer finds nonsense that fits. B rows of U unknowns (parameters, then W waves), M values, C channels, S space.
-"""
+B rows of U unknowns (parameters, then W waves), M values, C channels, S space, R residuals."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from ups.inference.query import Interpolant, frame_numbers, waves
 from ups.models.error_model import Watched, period_ends
 from ups.models.stepper import Stepper, rollout
 from ups.spec.batch import Batch
-from ups.spec.descriptors import DEVIATION as LARGEST
-from ups.spec.descriptors import MEAN, VALUES, first_waves
+from ups.spec.descriptors import DEVIATION, MEAN, VALUES, first_waves
 from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
 
@@ -33,15 +31,15 @@ CANDIDATES, STARTS, MAX_WAVES, ITERATIONS = 16, 2, 256, 20
 SPAN = 4.0  # units of an unknown, all of about unit size, over the range of a parameter
 HORIZONS = (0.25, 0.5, 1.0)  # parts of the rollout to fit in turn: over long times there are more local minima
 MOST_MISFIT = 2.0  # beyond it, in units of noise and model error, the answer explains nothing
-USUAL, DEVIATION = 0.9, 0.68  # shares of rollouts without a penalty, and of model errors below their deviation
+INDEPENDENT = 4.0  # values of a model error, which is smooth and lasts in time, however many the sensors are
+USUAL, ERROR_LEVEL = 0.9, 0.68  # shares of rollouts without a penalty, and of model errors below their deviation
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What sensors say. intervals: (low, high) of unknown parameters. initial_state: (C, *S); state_intervals: half
-    widths, 0 if it was known. misfit: RMS of what sensors are off by, in units of noise; solver_misfit: the same of the
-    reference solver from the same start, None without one (notes). result: the rollout of the answer; p_value: of its
-    distance, None without a calibration. declined: why not to use the answer, or ''."""
+    """intervals: (low, high) of unknown parameters. initial_state: (C, *S); state_intervals: half widths, 0 if known.
+    misfit: RMS of what sensors are off by, in units of noise; solver_misfit: the same of the reference solver, None
+    without one (notes). result: the rollout; p_value: of its distance. declined: why not to use the answer, or ''."""
 
     parameters: dict[str, float]
     intervals: dict[str, tuple[float, float]]
@@ -60,11 +58,11 @@ def usual_sizes(task: TaskSpec, statistics: Statistics, space: tuple[int, ...]) 
     ranges = np.array(statistics.ranges.get("state", ()))  # (C, D, 4)
     if not ranges.size:  # of an old bundle: all alike
         return np.multiply.outer(statistics.state_std, np.full(space, math.prod(space) ** -0.5))
-    high, column, sizes = ranges[:, :, 1], len(VALUES) + 2, ranges[:, LARGEST, 1]
+    high, column, sizes = ranges[:, :, 1], len(VALUES) + 2, ranges[:, DEVIATION, 1]
     for axis, points in zip(task.axes, space, strict=True):
         wave, bands = np.arange(1, points), first_waves(points if axis.periodic else 2 * points)
         band = np.searchsorted(bands, (wave + 1) // 2 if axis.periodic else wave, side="right") - 1
-        share = high[:, column + band] / np.sqrt(np.bincount(band)[band]) / high[:, LARGEST, None]
+        share = high[:, column + band] / np.sqrt(np.bincount(band)[band]) / high[:, DEVIATION, None]
         share = np.insert(share, 0, np.sqrt((1 - np.square(share).sum(1)).clip(1e-3)), 1)  # (C, points)
         sizes, column = np.einsum("c...,cn->c...n", sizes, share), column + len(bands) + 2
     sizes[(slice(None), *[0] * len(space))] = np.ptp(ranges[:, MEAN, :2], axis=1)
@@ -72,36 +70,27 @@ def usual_sizes(task: TaskSpec, statistics: Statistics, space: tuple[int, ...]) 
 
 
 class Problem:
-    """The residuals of unknowns. batch: one sample, whose unknown parts count for nothing; sensors: see `_read`."""
+    """The residuals of unknowns. batch: one sample, whose unknown parts count for nothing; given: see `_read`."""
 
-    def __init__(
-        self, batch: Batch, stepper: Stepper, stated: Calibration | None, unknown: set[str], *sensors: Any
-    ) -> None:
+    def __init__(self, batch: Batch, stepper: Stepper, stated: Calibration | None, unknown: Any, *given: Any) -> None:
         self.batch, self.stated, task, like = batch, stated, batch.task, batch.dt
         self.predictor: Any = stepper if stated is None else Watched(stepper)
         grid = [c.double().cpu().numpy() for c in batch.coordinates]
-        self._read(task, grid, *sensors)
+        self._read(task, grid, *given)
         self.columns = [n for n, p in enumerate(task.parameters) if p.name in unknown]
         statistics, space = stepper.statistics[task.name], tuple(map(len, grid))
-        places = [
-            (torch.arange(n).double() + (0 if a.periodic else 0.5)) / n for a, n in zip(task.axes, space, strict=True)
-        ]
-        bases = [waves(axis, x, len(x)) for axis, x in zip(task.axes, places, strict=True)]
-        self.bases = [(basis / basis.square().mean(0).sqrt()).to(like) for basis in bases]
         self.mean = torch.tensor(statistics.state_mean).to(like).reshape(-1, *[1] * len(grid))
+        self.bases = [waves(axis, None, n).to(like) for axis, n in zip(task.axes, space, strict=True)]
         self.sizes = torch.from_numpy(usual_sizes(task, statistics, space)).to(like)  # (C, *S)
         kept = self.sizes.flatten().argsort(descending=True)[: MAX_WAVES if INITIAL_STATE in unknown else 0]
         self.kept = kept[self.sizes.flatten()[kept] > 1e-4 * self.sizes.max()]
-        self.values, self.noise = self.values.to(like), self.noise.to(like)
-        self.scale = self.noise  # with the model error, once it is stated
 
     def _read(self, task: TaskSpec, grid: list[Float64], given: Any, noise: Any, first: float | None) -> None:
         """given: `observations` of `Simulator.fit`; first: time of the initial state, None for the earliest value."""
         known = task.channel_names("state")
         names = [name for name in known if name in given]
         if not names or not {"points", "times"} <= set(given) <= {"points", "times", *known}:
-            hint = f"give points, times and some of {', '.join(known)}"
-            raise BundleError(f"observations have {', '.join(map(str, given))}", hint=hint)
+            raise BundleError(f"observations have {[*given]}; expected points, times and some of {', '.join(known)}")
         points, times, *values = (np.asarray(given[name], np.float64) for name in ("points", "times", *names))
         noises = np.array([noise[name] if isinstance(noise, Mapping) else noise for name in names], np.float64)
         shapes = [part.shape for part in (points[:, 0] if points.ndim > 1 else points, times, *values)]
@@ -114,7 +103,9 @@ class Problem:
         self.steps, self.rows = torch.tensor(frame_numbers(times, clock, task.dt)), torch.from_numpy(row)
         self.here = [(self.steps == step).nonzero()[:, 0] for step in range(len(clock))]  # which values, by step
         self.last, self.channels = len(clock) - 1, torch.tensor([known.index(name) for name in names])[channel]
-        self.values, self.noise = torch.from_numpy(np.array(values)[channel, row]), torch.from_numpy(noises[channel])
+        both = (np.array(values)[channel, row], noises[channel])
+        self.values, self.noise = (torch.from_numpy(part).to(self.batch.dt) for part in both)
+        self.scale = self.noise  # with the model error, once it is stated
 
     def inputs(self, unknowns: Tensor) -> Batch:
         """(B, U) -> what a rollout starts from."""
@@ -122,15 +113,15 @@ class Problem:
         parameters = batch.parameters.clone()
         for column, place in enumerate(self.columns):
             spec, part = batch.task.parameters[place], unknowns[:, column].clamp(-2, SPAN + 2) / SPAN
-            low, high = spec.minimum, spec.maximum
-            parameters[:, place] = low * (high / low) ** part if spec.scale == "log" else low + (high - low) * part
+            low, high, log = spec.minimum, spec.maximum, spec.scale == "log"
+            parameters[:, place] = low * (high / low) ** part if log else low + (high - low) * part
         state = (self.mean + self.fields(waves))[:, None] if len(self.kept) else batch.state
         return replace(batch, state=state, parameters=parameters)
 
     def fields(self, coefficients: Tensor) -> Tensor:
         """Waves (B, W) -> (B, C, *S) without the mean."""
         fields = coefficients.new_zeros(len(coefficients), self.sizes.numel())
-        fields = fields.index_copy(1, self.kept, coefficients * self.sizes.flatten()[self.kept])
+        fields[:, self.kept] = coefficients * self.sizes.flatten()[self.kept]
         fields = fields.reshape(-1, *self.sizes.shape)
         for dim, basis in enumerate(self.bases, start=2):
             fields = (fields.movedim(dim, -1) @ basis.T).movedim(-1, dim)
@@ -166,90 +157,79 @@ class Problem:
         return base[0], (torch.cat([self.residuals(unknowns + 1e-3 * part, steps) for part in parts]) - base) / 1e-3
 
     def covariance(self, best: Tensor) -> tuple[Tensor, Tensor]:
-        """(U,) -> what sensors are off by (M,), and the covariance of the unknowns (U, U): of the noise, and of a model
-        error that lasts in time and is as smooth as the state."""
+        """(U,) -> what sensors are off by (M,), and the covariance of the unknowns (U, U)."""
         free, rows = len(self.kept), len(self.kept) + len(self.values)  # no penalties: they are no knowledge
         base, slopes = (part[..., :rows] for part in self.slopes(best, self.last))
-        power, inverse = self.sizes.flatten(1).double().square(), torch.linalg.pinv(slopes @ slopes.T, hermitian=True)
-        independent = float((power.sum(1).square() / power.square().sum(1)).sum())
+        inverse = torch.linalg.pinv(slopes @ slopes.T, hermitian=True)
         share = torch.cat([base.new_zeros(free), 1 - (self.noise / self.scale).square()])  # of the model error
-        spread = 1 + share * max(0.0, len(self.values) / independent - 1)
+        spread = 1 + share * max(0.0, len(self.values) / INDEPENDENT - 1)
         larger = base[free:].square().mean().clamp_min(1)  # noise or model error, than stated
         return base[free:], inverse @ (slopes * spread) @ slopes.T @ inverse * larger
 
+    def descend(self, best: Tensor, steps: int) -> tuple[float, Tensor, bool]:
+        """The loss and the unknowns (U,) after Levenberg-Marquardt, and whether it came to an end."""
+        damping, powers = 1.0, torch.tensor([0.1, 1.0, 10.0, 1000.0]).to(best)
+        for _ in range(ITERATIONS):
+            base, slopes = self.slopes(best, steps)
+            added = (damping * powers)[:, None, None] * torch.eye(len(best)).to(base)
+            trials = best - torch.linalg.solve(slopes @ slopes.T + added, slopes @ base).to(best)
+            losses, loss = self.residuals(trials, steps).square().sum(1), float(base.square().sum())
+            row = int(losses.argmin())
+            if ended := float(losses[row]) > 0.999 * loss:
+                break
+            best, damping = trials[row], damping * float(powers[row])
+        return loss, best, ended
 
-def _descend(problem: Problem, best: Tensor, steps: int) -> tuple[float, Tensor, bool]:
-    """The loss and the unknowns (U,) after Levenberg-Marquardt, and whether it came to an end."""
-    damping, powers, ended = 1.0, 10.0 ** torch.tensor([-1.0, 0.0, 1.0, 3.0]), False
-    for _ in range(ITERATIONS):
-        base, slopes = problem.slopes(best, steps)
-        square, loss = slopes @ slopes.T, float(base.square().sum())
-        tried = [square + damping * power * torch.eye(len(best)).to(square) for power in powers]
-        trials = best - torch.linalg.solve(torch.stack(tried), slopes @ base).to(best)
-        losses = problem.residuals(trials, steps).square().sum(1)
-        row = int(losses.argmin())
-        ended = float(losses[row]) > 0.999 * loss
-        if ended:
-            break
-        best, damping = trials[row], damping * float(powers[row])
-    return loss, best, ended
+    def best(self) -> Tensor:
+        """(U,): the best of several starts: other parameters, and interpolated sensors, more or less damped."""
+        count, ends = len(self.columns), []
+        horizons = [round(share * self.last) for share in (HORIZONS if len(self.kept) else (1.0,))]
+        start = self.descend(self.values.new_zeros(count + len(self.kept)), 0)[1]
+        candidates, sobol = torch.linspace(1, 0, CANDIDATES).to(start)[:, None] * start, torch.quasirandom.SobolEngine
+        candidates[:, :count] = SPAN * sobol(max(1, count)).draw(CANDIDATES + 1)[1:, :count]  # type: ignore[no-untyped-call]
+        losses = self.residuals(candidates, horizons[0]).square().sum(1)
+        for start in candidates[losses.argsort()[:: CANDIDATES // STARTS]]:  # one of them is not near the best
+            for horizon in horizons:
+                loss, start, _ = self.descend(start, horizon)
+            ends.append((loss, start))
+        return min(ends, key=lambda end: end[0])[1]
 
+    def solved(self, batch: Batch) -> tuple[Tensor | None, str]:
+        """What the sensors see (M,) of the reference solver, started from the answer; or None and why there is none."""
+        try:
+            from ups.solvers.coarse_solver import RESTARTS, Given, Setting, solved_by
+            from ups.solvers.problem import require_solvers
 
-def _best(problem: Problem) -> Tensor:
-    """(U,): the best of several starts: other parameters, and interpolated sensors, more or less damped."""
-    count, ends = len(problem.columns), []
-    horizons = [round(share * problem.last) for share in (HORIZONS if len(problem.kept) else (1.0,))]
-    start = _descend(problem, problem.values.new_zeros(count + len(problem.kept)), 0)[1]
-    candidates, sobol = torch.linspace(1, 0, CANDIDATES).to(start)[:, None] * start, torch.quasirandom.SobolEngine
-    candidates[:, :count] = SPAN * sobol(max(1, count)).draw(CANDIDATES + 1)[1:, :count]  # type: ignore[no-untyped-call]
-    losses = problem.residuals(candidates, horizons[0]).square().sum(1)
-    for start in candidates[losses.argsort()[:: CANDIDATES // STARTS]]:  # one of them is not near the best
-        for horizon in horizons:
-            loss, start, _ = _descend(problem, start, horizon)
-        ends.append((loss, start))
-    return min(ends, key=lambda end: end[0])[1]
-
-
-def _solved(problem: Problem, batch: Batch) -> tuple[Tensor | None, str]:
-    """What the sensors see (M,) of the reference solver, started from the answer; or None and why there is none."""
-    try:
-        from ups.solvers.coarse_solver import RESTARTS, Given, Setting, solved_by
-        from ups.solvers.problem import require_solvers
-
-        require_solvers("comparing the answer with the solver")
-    except MissingExtraError as error:
-        return None, error.message
-    own, first, dt = solved_by(batch.task), batch.state[:, -1].double().cpu(), batch.task.dt
-    if own is None or own.spec.name not in RESTARTS or len(set(first.shape[2:])) > 1:
-        return None, "no solver of this package has this task: the answer was not compared with one"
-    restart, points = RESTARTS[own.spec.name], 2 * first.shape[-1]
-    setting = Setting(points, 2 * restart.substeps(points, dt) if restart.substeps else 0)
-    given = Given(*(part.double().cpu().numpy() for part in (first, batch.static, batch.parameters)))
-    frames = torch.from_numpy(restart.run(batch.task, given, dt, max(1, problem.last), setting).copy())
-    return problem.seen([first, *frames.unbind(1)])[0].to(problem.values), ""
+            require_solvers("comparing the answer with the solver")
+        except MissingExtraError as error:
+            return None, error.message
+        own, first, dt = solved_by(batch.task), batch.state[:, -1].double().cpu(), batch.task.dt
+        restart, points = RESTARTS.get(own.spec.name if own else ""), 2 * first.shape[-1]
+        if restart is None or len(set(first.shape[2:])) > 1:
+            return None, "no solver of this package has this task: the answer was not compared with one"
+        setting = Setting(points, 2 * restart.substeps(points, dt) if restart.substeps else 0)
+        given = Given(*(part.double().cpu().numpy() for part in (first, batch.static, batch.parameters)))
+        frames = torch.from_numpy(restart.run(batch.task, given, dt, max(1, self.last), setting).copy())
+        return self.seen([first, *frames.unbind(1)])[0].to(self.values), ""
 
 
 @torch.no_grad()
 def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
     """roll: (state, steps, parameters) -> what `Simulator.rollout` says about them, with errors if it can."""
-    task, best, count, known = problem.batch.task, _best(problem), len(problem.columns), problem.stated is not None
+    task, best, count, known = problem.batch.task, problem.best(), len(problem.columns), problem.stated is not None
 
-    def answer() -> tuple[Any, dict[str, float], Any]:
-        batch = problem.inputs(best[None])
-        state = batch.state[0].cpu().numpy() if batch.state.shape[1] > 1 else batch.state[0, 0].cpu().numpy()
-        values = {p.name: x for p, x in zip(task.parameters, batch.parameters[0].tolist(), strict=True)}
-        return state, values, roll(state, max(1, problem.last), values)
+    def answer() -> Any:
+        batch, names = problem.inputs(best[None]), [p.name for p in task.parameters]
+        parameters = dict(zip(names, batch.parameters[0].tolist(), strict=True))
+        return roll(batch.state[0, 0].cpu().numpy(), max(1, problem.last), parameters)
 
     if known:
-        result, dims = answer()[2], task.num_spatial_dims
-        errors = [
-            result[f"{f.name}_error"].values for f in task.fields_of("state") for _ in range(f.num_channels(dims))
-        ]
-        errors = [np.append(0.0, np.nan_to_num(error, nan=np.nanmax(error))) for error in errors]  # (C, 1 + steps)
-        error = torch.from_numpy(np.array(errors)).to(best)[problem.channels, problem.steps]
-        problem.scale = torch.hypot(problem.noise, error)
-    _, best, ended = _descend(problem, best, problem.last)
-    (state, parameters, result), (off, covariance), intervals = answer(), problem.covariance(best), {}
+        result, fields = answer(), [(f.name, f.num_channels(task.num_spatial_dims)) for f in task.fields_of("state")]
+        rows = [result[f"{name}_error"].values for name, size in fields for _ in range(size)]
+        rows = [np.append(0.0, np.nan_to_num(row, nan=np.nanmax(row))) for row in rows]  # (C, 1 + steps)
+        problem.scale = torch.from_numpy(np.array(rows)).to(best)[problem.channels, problem.steps].hypot(problem.noise)
+    _, best, ended = problem.descend(best, problem.last)
+    result, start, (off, covariance), intervals = answer(), problem.inputs(best[None]), problem.covariance(best), {}
     covariance = covariance * 2 * float(torch.erfinv(torch.tensor(level))) ** 2
     for column, place in enumerate(problem.columns):
         away = covariance[column].clamp_min(0).sqrt().to(best) * (torch.arange(len(best)) == column)
@@ -257,14 +237,15 @@ def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
         intervals[task.parameters[place].name] = (low, high)
     variances, vectors = torch.linalg.eigh(covariance[count:, count:])
     widths = problem.fields((vectors * variances.clamp_min(0).sqrt()).T.to(best)).square().sum(0).sqrt()
-    solver, why = _solved(problem, problem.inputs(best[None]))
+    solver, why = problem.solved(start)
     offs = [off, off * problem.scale / problem.noise]
     offs += [] if solver is None else [(solver - problem.values) / problem.noise]
     explained, misfit, *solved = (float(part.square().mean().sqrt()) for part in offs)
-    doubts = [result.attrs["warnings"], "" if ended else "no start converged"]
-    doubts += ["" if explained <= MOST_MISFIT else f"sensors are off by {explained:.2g} times noise and model error"]
+    unexplained = "" if explained <= MOST_MISFIT else f"sensors are off by {explained:.2g} times noise and model error"
+    doubts = [result.attrs["warnings"], "" if ended else "no start converged", unexplained]
     notes = [why, "" if known else "the bundle was not calibrated: no distance, and no model error in intervals"]
     return Fit(
-        parameters, intervals, state, widths.cpu().numpy(), misfit, solved[0] if solved else None, result,
+        {p.name: float(result[p.name]) for p in task.parameters}, intervals, start.state[0, 0].cpu().numpy(),
+        widths.cpu().numpy(), misfit, solved[0] if solved else None, result,
         float(result["p_value"][-1]) if known else None, *("; ".join(filter(None, x)) for x in (doubts, notes)),
     )  # fmt: skip

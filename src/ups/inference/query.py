@@ -1,9 +1,6 @@
-"""Values of fields between the points of their grid: an interpolant for each axis, by what happens at its ends.
-
-Around a periodic axis it is trigonometric, between the centers of cells without flux at the ends (`neumann`) a cosine
-series: exact for the waves of the grid. Else it is linear, which does not overshoot at shocks.
-N points, D axes, S space, n grid points along an axis.
-"""
+"""Values of fields between the points of their grid, by an interpolant for each axis. Around a periodic axis it is
+trigonometric, between centers of cells without flux at the ends (`neumann`) a cosine series: exact for the waves of the
+grid. Else it is linear, which does not overshoot at shocks. N points, S space, n grid points along an axis."""
 
 from __future__ import annotations
 
@@ -53,14 +50,12 @@ def _weights(axis: AxisSpec, grid: Float64, known: Float64, x: Tensor) -> Tensor
     outside = ~x.isfinite() if axis.periodic else ~((x >= low - near) & (x <= high + near))
     if outside.any():
         row = int(outside.nonzero()[0])
-        raise BundleError(
-            f"{int(outside.sum())} of {len(x)} points are outside of the domain, the first in row {row}, with {axis.name} = "
-            f"{float(x[row]):.6g}; expected {low:.6g} to {high:.6g}", hint="leave them out",
-        )  # fmt: skip
+        problem = f"{int(outside.sum())} of {len(x)} points are outside of the domain, the first in row {row}"
+        expected = f"{axis.name} = {float(x[row]):.6g}; expected {low:.6g} to {high:.6g}"
+        raise BundleError(f"{problem}, with {expected}", hint="leave them out")
     nodes = torch.from_numpy(np.array(grid, np.float64)).to(x.device)
     if is_uniform(grid) and (axis.periodic or (axis.boundary == "neumann" and not on_nodes(known, axis))):
-        ours, theirs = (waves(axis, (at - low) / length, count) for at in (nodes, x))
-        return (theirs / ours.square().sum(0)) @ ours.T
+        return waves(axis, (x - low) / length, count) @ waves(axis, None, count).to(x.device).T / count
     if axis.periodic:
         x, nodes = (x - low) % length + low, torch.cat([nodes, nodes[:1] + length])
     cell = (torch.searchsorted(nodes, x.detach().contiguous(), right=True) - 1).clamp(0, len(nodes) - 2)
@@ -69,14 +64,14 @@ def _weights(axis: AxisSpec, grid: Float64, known: Float64, x: Tensor) -> Tensor
     return first * (1 - part) + second * part
 
 
-def waves(axis: AxisSpec, places: Tensor, count: int) -> Tensor:
-    """Places (N,), as parts of the axis -> (N, count): waves that are orthogonal on the grid, long ones first."""
-    modes = torch.arange(count, dtype=torch.float64, device=places.device)
-    if not axis.periodic:
-        return torch.cos(math.pi * places[:, None] * modes)
+def waves(axis: AxisSpec, places: Tensor | None, count: int) -> Tensor:
+    """Places (N,), as parts of the axis, None for those of its grid -> waves of RMS 1 there (N, count)."""
+    modes = torch.arange(count, device=None if places is None else places.device)
+    places = (modes.double() + 0.5 * (not axis.periodic)) / count if places is None else places
+    number = (modes + 1) // 2 if axis.periodic else modes / 2
     # 1, cos 1, sin 1, cos 2, ...: of the wave of two points, the cosine alone is seen on the grid.
-    angle = 2 * math.pi * places[:, None] * ((modes + 1) // 2)
-    return torch.where((modes % 2 == 1) | (modes == 0), torch.cos(angle), torch.sin(angle))
+    angle = 2 * math.pi * places[:, None] * number - math.pi / 2 * (axis.periodic & (modes % 2 == 0) & (modes > 0))
+    return angle.cos() * torch.where((number == 0) | (number * 2 == count), 1.0, math.sqrt(2))
 
 
 def frame_numbers(wanted: Any, times: Float64, dt: float) -> list[int]:

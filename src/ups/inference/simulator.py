@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, BundleInfo, load_bundle
 from ups.inference.calibration import Quantities, Watch
 from ups.inference.domain import fit_domain, is_dataset
-from ups.inference.fit import DEVIATION, INITIAL_STATE, Fit, Problem, fit
+from ups.inference.fit import ERROR_LEVEL, INITIAL_STATE, Fit, Problem, fit
 from ups.inference.inputs import Start, check_parameters, read_start, suggestion
 from ups.inference.query import query
 from ups.inference.results import Layout, Sink, open_sink
@@ -226,47 +226,34 @@ class Simulator:
             raise
 
     def query(self, result: Any, points: Any, times: Any = None, *, task: str | None = None) -> Any:
-        """Values of a result at any points (N, axes), by the interpolant of each axis, at all or some of its times.
-
-        result: of `rollout`, which gives an xarray.Dataset with a dimension `point`; or a tensor (..., C, *S) as that of
-        `module`, which gives (..., C, N) with gradients to values and points.
-        """
+        """Values of a `rollout` at points (N, axes) and some of its times: an xarray.Dataset with a dimension `point`.
+        Of a tensor (..., C, *S) a tensor (..., C, N), with gradients to values and points (docs/simulator.md)."""
         spec = self.task(task or getattr(result, "attrs", {}).get("task"))
         return query(spec, self._bundle.info.coordinates[spec.name], result, points, times)
 
     def fit(
-        self,
-        observations: Any,
-        unknown: Iterable[str],
-        *,
-        noise: float | Mapping[str, float],
-        state: Any = None,
-        parameters: Mapping[str, Any] | None = None,
-        static: Any = None,
-        task: str | None = None,
-        level: float = 0.9,
+        self, observations: Any, unknown: Any, *, noise: Any, task: str | None = None, level: float = 0.9, **known: Any
     ) -> Fit:
         """Find parameters and the initial state of a trajectory from scattered, noisy sensors (docs/simulator.md).
 
-        observations: dict or xarray.Dataset of `points` (N, axes), `times` (N,), and values (N,) by channel, NaN where
-        nothing was measured. unknown: names of parameters, and 'initial_state', at the time of the earliest value.
-        noise: standard deviation of the sensors, or one by channel. state, parameters, static: what is known, as in
-        `rollout`. level: chance of each interval.
-        """
+        observations: dict or xarray.Dataset of `points` (N, axes), `times` (N,) and values (N,) by channel (NaN: none).
+        unknown: names of parameters, and 'initial_state', which is that of the earliest value. noise: deviation of the
+        sensors, or one by channel. level: chance of each interval. known: what `rollout` takes, as state=."""
         spec, free = self.task(task), INITIAL_STATE in (unknown := {*unknown})
         names, grid = [p.name for p in spec.parameters], self._bundle.info.coordinates[spec.name]
-        given = {name: state[name] for name in names if is_dataset(state) and name in state} | dict(parameters or {})
-        given |= {p.name: p.minimum for p in spec.parameters if p.name in unknown}
-        first = np.zeros((spec.num_channels("state"), *map(len, grid))) if free else state
-        start = read_start(spec, 1 if free else self.context_frames, first, static, given, grid)
-        one = start.batch.num_samples == 1 and not (free and self.context_frames > 1) and not spec.steady
+        state, values = known.get("state"), {p.name: p.minimum for p in spec.parameters if p.name in unknown}
+        given = {name: state[name] for name in names if is_dataset(state) and name in state}
+        given |= dict(known.pop("parameters", None) or {}) | values
+        known["state"] = np.zeros((spec.num_channels("state"), *map(len, grid))) if free else state
+        start = read_start(spec, 1, parameters=given, trained=grid, **{"static": None} | known)
+        one = start.batch.num_samples == 1 and self.context_frames == 1 and not spec.steady
         if not unknown or unknown - {*names, INITIAL_STATE} or not one:
-            hint = f"give one trajectory, and unknown= some of {', '.join([*names, INITIAL_STATE])} (if one frame is given)"
-            raise BundleError(f"{sorted(unknown)} of {start.batch.num_samples} samples cannot be fitted", hint=hint)
-        stated = self._bundle.calibrations.get(spec.name)
-        errors = None if stated is None else DEVIATION
-        roll = functools.partial(self.rollout, task=spec.name, static=static, level=errors)
-        batch, time = start.batch.to(self._device), None if free else start.time
+            hint = f"give one trajectory, of a model of one frame, and some of {', '.join([*names, INITIAL_STATE])}"
+            raise BundleError(f"{sorted(unknown)} of task '{spec.name}' cannot be fitted", hint=hint)
+        stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
+        errors = None if stated is None else ERROR_LEVEL
+        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors)
+        batch = start.batch.to(self._device)
         return fit(Problem(batch, self._stepper, stated, unknown, observations, noise, time), level, roll)
 
     def _check_calibrated(self, spec: TaskSpec, start: Start, level: float | None, members: int | None) -> None:
