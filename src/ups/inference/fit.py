@@ -103,9 +103,8 @@ class Problem:
         self.steps, self.rows = torch.tensor(frame_numbers(times, clock, task.dt)), torch.from_numpy(row)
         self.here = [(self.steps == step).nonzero()[:, 0] for step in range(len(clock))]  # which values, by step
         self.last, self.channels = len(clock) - 1, torch.tensor([known.index(name) for name in names])[channel]
-        both = (np.array(values)[channel, row], noises[channel])
-        self.values, self.noise = (torch.from_numpy(part).to(self.batch.dt) for part in both)
-        self.scale = self.noise  # with the model error, once it is stated
+        self.values = torch.from_numpy(np.array(values)[channel, row]).to(self.batch.dt)
+        self.noise = self.scale = torch.from_numpy(noises[channel]).to(self.batch.dt)  # scale: with the model error
 
     def inputs(self, unknowns: Tensor) -> Batch:
         """(B, U) -> what a rollout starts from."""
@@ -135,20 +134,19 @@ class Problem:
 
     def residuals(self, unknowns: Tensor, steps: int) -> Tensor:
         """(B, U) -> (B, R): of waves, of sensors over so many steps, and of the two penalties."""
-        batch, count, away = self.inputs(unknowns), len(self.columns), []
-        frames = [batch.state[:, -1]]
+        batch, count, firm = self.inputs(unknowns), len(self.columns), math.sqrt(len(self.values))
+        frames, far = [batch.state[:, -1]], [unknowns.new_zeros(len(unknowns))]
         for step, frame in enumerate(rollout(self.predictor, batch, steps), 1):
             frames.append(frame)
             if self.stated is not None:
                 period = bisect_left(period_ends(self.stated.document.leads[-1])[:-1], step)
                 distance = self.stated.model.distance(self.predictor.numbers, period)
-                excess = (distance - float(self.stated.bound("distance", USUAL))).relu()[:, None]
-                away.append(excess.log1p() / math.sqrt(steps))
-        seen, firm = self.seen(frames), math.sqrt(len(self.values))  # a penalty counts as all sensors do
+                far.append((distance - float(self.stated.bound("distance", USUAL))).relu().log1p())
+        seen, beyond = self.seen(frames), ((unknowns[:, :count] / SPAN - 0.5).abs() - 0.5).relu()
         off = (seen - self.values[: seen.shape[1]]) / self.scale[: seen.shape[1]]
-        beyond = 10 * ((unknowns[:, :count] / SPAN - 0.5).abs() - 0.5).relu()
-        parts = torch.cat([unknowns[:, count:], off, *(firm * part for part in (beyond, *away))], 1)
-        return parts.double().nan_to_num(1e6).clamp(-1e6, 1e6)
+        # A penalty of 1 counts as all sensors together.
+        parts = [unknowns[:, count:], off, firm * 10 * beyond, firm * torch.stack(far, 1).amax(1, keepdim=True)]
+        return torch.cat(parts, 1).double().nan_to_num(1e6).clamp(-1e6, 1e6)
 
     def slopes(self, unknowns: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """(U,) -> residuals (R,) and their changes with the unknowns (U, R), in float64."""
@@ -163,8 +161,8 @@ class Problem:
         inverse = torch.linalg.pinv(slopes @ slopes.T, hermitian=True)
         share = torch.cat([base.new_zeros(free), 1 - (self.noise / self.scale).square()])  # of the model error
         spread = 1 + share * max(0.0, len(self.values) / INDEPENDENT - 1)
-        larger = base[free:].square().mean().clamp_min(1)  # noise or model error, than stated
-        return base[free:], inverse @ (slopes * spread) @ slopes.T @ inverse * larger
+        spread *= base[free:].square().mean().clamp_min(1)  # noise or model error are larger than stated
+        return base[free:], inverse @ (slopes * spread) @ slopes.T @ inverse
 
     def descend(self, best: Tensor, steps: int) -> tuple[float, Tensor, bool]:
         """The loss and the unknowns (U,) after Levenberg-Marquardt, and whether it came to an end."""
@@ -219,8 +217,8 @@ def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
     task, best, count, known = problem.batch.task, problem.best(), len(problem.columns), problem.stated is not None
 
     def answer() -> Any:
-        batch, names = problem.inputs(best[None]), [p.name for p in task.parameters]
-        parameters = dict(zip(names, batch.parameters[0].tolist(), strict=True))
+        batch = problem.inputs(best[None])
+        parameters = {p.name: float(value) for p, value in zip(task.parameters, batch.parameters[0], strict=True)}
         return roll(batch.state[0, 0].cpu().numpy(), max(1, problem.last), parameters)
 
     if known:
@@ -238,8 +236,11 @@ def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
     variances, vectors = torch.linalg.eigh(covariance[count:, count:])
     widths = problem.fields((vectors * variances.clamp_min(0).sqrt()).T.to(best)).square().sum(0).sqrt()
     solver, why = problem.solved(start)
-    offs = [off, off * problem.scale / problem.noise]
-    offs += [] if solver is None else [(solver - problem.values) / problem.noise]
+    offs = [
+        off,
+        off * problem.scale / problem.noise,
+        *([] if solver is None else [(solver - problem.values) / problem.noise]),
+    ]
     explained, misfit, *solved = (float(part.square().mean().sqrt()) for part in offs)
     unexplained = "" if explained <= MOST_MISFIT else f"sensors are off by {explained:.2g} times noise and model error"
     doubts = [result.attrs["warnings"], "" if ended else "no start converged", unexplained]

@@ -22,7 +22,6 @@ class Interpolant:
     """Weights of grid points for the values at points (N, D); gradients flow to values and points."""
 
     def __init__(self, task: TaskSpec, grid: Sequence[Float64], trained: Sequence[Float64], points: Any) -> None:
-        """grid: coordinates by axis; trained: of the training grid. Raises BundleError for a point outside of it."""
         x = torch.as_tensor(points if isinstance(points, Tensor) else np.asarray(points, np.float64)).double()
         x = x[:, None] if x.ndim == 1 and len(grid) == 1 else x
         if x.ndim != 2 or x.shape[1] != len(grid):
@@ -50,9 +49,10 @@ def _weights(axis: AxisSpec, grid: Float64, known: Float64, x: Tensor) -> Tensor
     outside = ~x.isfinite() if axis.periodic else ~((x >= low - near) & (x <= high + near))
     if outside.any():
         row = int(outside.nonzero()[0])
-        problem = f"{int(outside.sum())} of {len(x)} points are outside of the domain, the first in row {row}"
-        expected = f"{axis.name} = {float(x[row]):.6g}; expected {low:.6g} to {high:.6g}"
-        raise BundleError(f"{problem}, with {expected}", hint="leave them out")
+        problem = (
+            f"{int(outside.sum())} points are outside of the domain, the first with {axis.name} = {float(x[row]):.6g}"
+        )
+        raise BundleError(f"{problem}; expected {low:.6g} to {high:.6g}", hint="leave them out")
     nodes = torch.from_numpy(np.array(grid, np.float64)).to(x.device)
     if is_uniform(grid) and (axis.periodic or (axis.boundary == "neumann" and not on_nodes(known, axis))):
         return waves(axis, (x - low) / length, count) @ waves(axis, None, count).to(x.device).T / count
@@ -66,12 +66,13 @@ def _weights(axis: AxisSpec, grid: Float64, known: Float64, x: Tensor) -> Tensor
 
 def waves(axis: AxisSpec, places: Tensor | None, count: int) -> Tensor:
     """Places (N,), as parts of the axis, None for those of its grid -> waves of RMS 1 there (N, count)."""
-    modes = torch.arange(count, device=None if places is None else places.device)
-    places = (modes.double() + 0.5 * (not axis.periodic)) / count if places is None else places
-    number = (modes + 1) // 2 if axis.periodic else modes / 2
+    modes = torch.arange(count, dtype=torch.float64, device=None if places is None else places.device)
+    places = (modes + 0.5 * (not axis.periodic)) / count if places is None else places
+    number, odd = (modes + 1) // 2 if axis.periodic else modes / 2, modes % 2 == 1
     # 1, cos 1, sin 1, cos 2, ...: of the wave of two points, the cosine alone is seen on the grid.
-    angle = 2 * math.pi * places[:, None] * number - math.pi / 2 * (axis.periodic & (modes % 2 == 0) & (modes > 0))
-    return angle.cos() * torch.where((number == 0) | (number * 2 == count), 1.0, math.sqrt(2))
+    angle = 2 * math.pi * places[:, None] * number
+    size = (2 - ((number == 0) | (number * 2 == count)).double()).sqrt()
+    return torch.where(odd | (number == 0) | (not axis.periodic), angle.cos(), angle.sin()) * size
 
 
 def frame_numbers(wanted: Any, times: Float64, dt: float) -> list[int]:
@@ -84,25 +85,3 @@ def frame_numbers(wanted: Any, times: Float64, dt: float) -> list[int]:
             f"there is no frame at time {asked[missing][0]:.6g}; frames are at {have}", hint="ask for these"
         )
     return [int(number) for number in apart.argmin(axis=1)]
-
-
-def query(task: TaskSpec, trained: Sequence[Float64], result: Any, points: Any, times: Any) -> Any:
-    """`Simulator.query`: a tensor of a tensor (..., C, *S), else an xarray.Dataset."""
-    if isinstance(result, Tensor):
-        if times is not None:
-            raise BundleError("frames of a tensor have no times", hint="choose frames by their number, leave times out")
-        return Interpolant(task, trained, trained, points)(result)
-    import xarray
-
-    names = [axis.name for axis in task.axes]
-    interpolant = Interpolant(task, [result[name].values for name in names], trained, points)
-    if times is not None and "time" in result.dims:
-        result = result.isel(time=frame_numbers(times, result["time"].values, task.dt))
-    found = xarray.apply_ufunc(
-        lambda values: interpolant(torch.from_numpy(values.astype(np.float64))).detach().numpy(),
-        result[[name for name in result.data_vars if {*names} <= {*result[name].dims}]],
-        input_core_dims=[names], output_core_dims=[["point"]], keep_attrs=True,
-    )  # fmt: skip
-    return found.assign_coords(
-        {n: ("point", x) for n, x in zip(names, interpolant.places.T.cpu().numpy(), strict=True)}
-    )

@@ -30,7 +30,7 @@ from ups.inference.calibration import Quantities, Watch
 from ups.inference.domain import fit_domain, is_dataset
 from ups.inference.fit import ERROR_LEVEL, INITIAL_STATE, Fit, Problem, fit
 from ups.inference.inputs import Start, check_parameters, read_start, suggestion
-from ups.inference.query import query
+from ups.inference.query import Interpolant, frame_numbers
 from ups.inference.results import Layout, Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
@@ -229,7 +229,21 @@ class Simulator:
         """Values of a `rollout` at points (N, axes) and some of its times: an xarray.Dataset with a dimension `point`.
         Of a tensor (..., C, *S) a tensor (..., C, N), with gradients to values and points (docs/simulator.md)."""
         spec = self.task(task or getattr(result, "attrs", {}).get("task"))
-        return query(spec, self._bundle.info.coordinates[spec.name], result, points, times)
+        names, trained = [axis.name for axis in spec.axes], self._bundle.info.coordinates[spec.name]
+        if isinstance(result, Tensor):
+            if times is not None:
+                raise BundleError("frames of a tensor have no times", hint="choose them by number, and leave times out")
+            return Interpolant(spec, trained, trained, points)(result)
+        at = Interpolant(spec, [result[name].values for name in names], trained, points)
+        if times is not None and "time" in result.dims:
+            result = result.isel(time=frame_numbers(times, result["time"].values, spec.dt))
+        held = result[[name for name in result.data_vars if {*names} <= {*result[name].dims}]]
+        values: dict[Any, Any] = {name: ("point", x) for name, x in zip(names, at.places.T.cpu().numpy(), strict=True)}
+        for name, field in held.items():
+            part = field.transpose(..., *names)
+            numbers = at(torch.from_numpy(part.values.astype(np.float64))).detach().numpy()
+            values[name] = ((*part.dims[: -len(names)], "point"), numbers, field.attrs)
+        return held.drop_dims(names).assign(values)
 
     def fit(
         self, observations: Any, unknown: Any, *, noise: Any, task: str | None = None, level: float = 0.9, **known: Any
@@ -241,15 +255,16 @@ class Simulator:
         sensors, or one by channel. level: chance of each interval. known: what `rollout` takes, as state=."""
         spec, free = self.task(task), INITIAL_STATE in (unknown := {*unknown})
         names, grid = [p.name for p in spec.parameters], self._bundle.info.coordinates[spec.name]
+        if not unknown or unknown - {*names, INITIAL_STATE} or spec.steady or self.context_frames > 1:
+            hint = f"unknown= some of {', '.join([*names, INITIAL_STATE])}, of a task in time and a model of one given frame"
+            raise BundleError(f"{sorted(unknown)} of task '{spec.name}' cannot be fitted", hint=hint)
         state, values = known.get("state"), {p.name: p.minimum for p in spec.parameters if p.name in unknown}
         given = {name: state[name] for name in names if is_dataset(state) and name in state}
         given |= dict(known.pop("parameters", None) or {}) | values
         known["state"] = np.zeros((spec.num_channels("state"), *map(len, grid))) if free else state
         start = read_start(spec, 1, parameters=given, trained=grid, **{"static": None} | known)
-        one = start.batch.num_samples == 1 and self.context_frames == 1 and not spec.steady
-        if not unknown or unknown - {*names, INITIAL_STATE} or not one:
-            hint = f"give one trajectory, of a model of one frame, and some of {', '.join([*names, INITIAL_STATE])}"
-            raise BundleError(f"{sorted(unknown)} of task '{spec.name}' cannot be fitted", hint=hint)
+        if start.batch.num_samples > 1:
+            raise BundleError(f"one trajectory can be fitted, and {start.batch.num_samples} samples were given")
         stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
         errors = None if stated is None else ERROR_LEVEL
         roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors)
