@@ -1,7 +1,6 @@
 """`ups.Simulator.fit`, as one sum of squares: what sensors are off by, in units of noise and stated model error; waves
 of the initial state, in units of a usual size; and penalties beyond the range of a parameter and the distance of usual
 rollouts, where an optimizer finds nonsense that fits.
-
 B rows of U unknowns (parameters, then W waves), M values, C channels, S space, R residuals."""
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def usual_sizes(task: TaskSpec, statistics: Statistics, space: tuple[int, ...]) 
     """(C, *S): of the waves of the state, the product of what the ranges of the train split say about each axis."""
     ranges = np.array(statistics.ranges.get("state", ()))  # (C, D, 4)
     if not ranges.size:  # of an old bundle: all alike
-        return np.multiply.outer(statistics.state_std, np.full(space, math.prod(space) ** -0.5))
+        return np.asarray(np.multiply.outer(statistics.state_std, np.full(space, math.prod(space) ** -0.5)))
     high, column, sizes = ranges[:, :, 1], len(VALUES) + 2, ranges[:, DEVIATION, 1]
     for axis, points in zip(task.axes, space, strict=True):
         wave, bands = np.arange(1, points), first_waves(points if axis.periodic else 2 * points)
@@ -65,8 +64,8 @@ def usual_sizes(task: TaskSpec, statistics: Statistics, space: tuple[int, ...]) 
         share = high[:, column + band] / np.sqrt(np.bincount(band)[band]) / high[:, DEVIATION, None]
         share = np.insert(share, 0, np.sqrt((1 - np.square(share).sum(1)).clip(1e-3)), 1)  # (C, points)
         sizes, column = np.einsum("c...,cn->c...n", sizes, share), column + len(bands) + 2
-    sizes[(slice(None), *[0] * len(space))] = np.ptp(ranges[:, MEAN, :2], axis=1)
-    return sizes
+    sizes.reshape(len(sizes), -1)[:, 0] = np.ptp(ranges[:, MEAN, :2], axis=1)
+    return np.asarray(sizes)
 
 
 class Problem:
@@ -141,17 +140,17 @@ class Problem:
             if self.stated is not None:
                 period = bisect_left(period_ends(self.stated.document.leads[-1])[:-1], step)
                 distance = self.stated.model.distance(self.predictor.numbers, period)
-                far.append((distance - float(self.stated.bound("distance", USUAL))).relu().log1p())
+                far.append((distance - float(self.stated.bound("distance", USUAL))).relu().log1p() / math.sqrt(steps))
         seen, beyond = self.seen(frames), ((unknowns[:, :count] / SPAN - 0.5).abs() - 0.5).relu()
         off = (seen - self.values[: seen.shape[1]]) / self.scale[: seen.shape[1]]
         # A penalty of 1 counts as all sensors together.
-        parts = [unknowns[:, count:], off, firm * 10 * beyond, firm * torch.stack(far, 1).amax(1, keepdim=True)]
+        parts = [unknowns[:, count:], off, firm * 10 * beyond, firm * torch.stack(far, 1)]
         return torch.cat(parts, 1).double().nan_to_num(1e6).clamp(-1e6, 1e6)
 
     def slopes(self, unknowns: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """(U,) -> residuals (R,) and their changes with the unknowns (U, R), in float64."""
         base = self.residuals(unknowns[None], steps)
-        parts = torch.eye(len(unknowns)).to(unknowns).split(32)
+        parts = torch.split(torch.eye(len(unknowns)).to(unknowns), 32)
         return base[0], (torch.cat([self.residuals(unknowns + 1e-3 * part, steps) for part in parts]) - base) / 1e-3
 
     def covariance(self, best: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,8 +206,8 @@ class Problem:
             return None, "no solver of this package has this task: the answer was not compared with one"
         setting = Setting(points, 2 * restart.substeps(points, dt) if restart.substeps else 0)
         given = Given(*(part.double().cpu().numpy() for part in (first, batch.static, batch.parameters)))
-        frames = torch.from_numpy(restart.run(batch.task, given, dt, max(1, self.last), setting).copy())
-        return self.seen([first, *frames.unbind(1)])[0].to(self.values), ""
+        frames = restart.run(batch.task, given, dt, max(1, self.last), setting)
+        return self.seen([first, *torch.from_numpy(frames.copy()).unbind(1)])[0].to(self.values), ""
 
 
 @torch.no_grad()

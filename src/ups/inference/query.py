@@ -65,11 +65,11 @@ def _weights(axis: AxisSpec, grid: Float64, known: Float64, x: Tensor) -> Tensor
 
 
 def waves(axis: AxisSpec, places: Tensor | None, count: int) -> Tensor:
-    """Places (N,), as parts of the axis, None for those of its grid -> waves of RMS 1 there (N, count)."""
+    """Places (N,), as parts of the axis, None for those of its grid -> waves of RMS 1 there (N, count): 1, cos 1, sin 1,
+    cos 2, ... around a periodic axis. Of the wave of two points the cosine alone is seen on the grid."""
     modes = torch.arange(count, dtype=torch.float64, device=None if places is None else places.device)
     places = (modes + 0.5 * (not axis.periodic)) / count if places is None else places
     number, odd = (modes + 1) // 2 if axis.periodic else modes / 2, modes % 2 == 1
-    # 1, cos 1, sin 1, cos 2, ...: of the wave of two points, the cosine alone is seen on the grid.
     angle = 2 * math.pi * places[:, None] * number
     size = (2 - ((number == 0) | (number * 2 == count)).double()).sqrt()
     return torch.where(odd | (number == 0) | (not axis.periodic), angle.cos(), angle.sin()) * size
@@ -77,11 +77,10 @@ def waves(axis: AxisSpec, places: Tensor | None, count: int) -> Tensor:
 
 def frame_numbers(wanted: Any, times: Float64, dt: float) -> list[int]:
     """The positions of some times among those of frames. Raises BundleError for a time without a frame."""
-    asked = np.atleast_1d(np.asarray(wanted, np.float64))
-    apart = np.abs(asked[:, None] - times)
+    apart = np.abs(np.ravel(wanted)[:, None] - times)
     if (missing := ~(apart.min(axis=1) <= 1e-3 * dt)).any():  # as far as files round
         have = np.array2string(np.asarray(times), precision=6, threshold=6, edgeitems=2)
         raise BundleError(
-            f"there is no frame at time {asked[missing][0]:.6g}; frames are at {have}", hint="ask for these"
+            f"there is no frame at time {np.ravel(wanted)[missing][0]:.6g}; frames are at {have}", hint="ask for these"
         )
     return [int(number) for number in apart.argmin(axis=1)]

@@ -256,20 +256,21 @@ class Simulator:
         spec, free = self.task(task), INITIAL_STATE in (unknown := {*unknown})
         names, grid = [p.name for p in spec.parameters], self._bundle.info.coordinates[spec.name]
         if not unknown or unknown - {*names, INITIAL_STATE} or spec.steady or self.context_frames > 1:
-            hint = f"unknown= some of {', '.join([*names, INITIAL_STATE])}, of a task in time and a model of one given frame"
+            hint = f"unknown= some of {', '.join([*names, INITIAL_STATE])}, of a task in time, for a model of one frame"
             raise BundleError(f"{sorted(unknown)} of task '{spec.name}' cannot be fitted", hint=hint)
-        state, values = known.get("state"), {p.name: p.minimum for p in spec.parameters if p.name in unknown}
-        given = {name: state[name] for name in names if is_dataset(state) and name in state}
-        given |= dict(known.pop("parameters", None) or {}) | values
+        state: Any = known.get("state")
+        given = {n: state[n] for n in names if is_dataset(state) and n in state} | dict(
+            known.pop("parameters", None) or {}
+        )
+        given |= {p.name: p.minimum for p in spec.parameters if p.name in unknown}
         known["state"] = np.zeros((spec.num_channels("state"), *map(len, grid))) if free else state
         start = read_start(spec, 1, parameters=given, trained=grid, **{"static": None} | known)
         if start.batch.num_samples > 1:
             raise BundleError(f"one trajectory can be fitted, and {start.batch.num_samples} samples were given")
         stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
-        errors = None if stated is None else ERROR_LEVEL
-        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors)
-        batch = start.batch.to(self._device)
-        return fit(Problem(batch, self._stepper, stated, unknown, observations, noise, time), level, roll)
+        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=stated and ERROR_LEVEL)
+        problem = Problem(start.batch.to(self._device), self._stepper, stated, unknown, observations, noise, time)
+        return fit(problem, level, roll)
 
     def _check_calibrated(self, spec: TaskSpec, start: Start, level: float | None, members: int | None) -> None:
         """Raises BundleError where nothing was measured that could be stated."""
