@@ -27,10 +27,8 @@ from ups.spec.task import TaskSpec
 
 INITIAL_STATE = "initial_state"
 CANDIDATES, STARTS, MAX_WAVES, ITERATIONS = 16, 2, 256, 20
-SPAN = 4.0  # units of an unknown, all of about unit size, over the range of a parameter
-HORIZONS = (0.25, 0.5, 1.0)  # parts of the rollout to fit in turn: over long times there are more local minima
-MOST_MISFIT = 2.0  # beyond it, in units of noise and model error, the answer explains nothing
-INDEPENDENT = 4.0  # values of a model error, which is smooth and lasts in time, however many the sensors are
+SPAN, HORIZONS = 4.0, (0.25, 0.5, 1.0)  # units over the range of a parameter; parts of the rollout to fit in turn
+MOST_MISFIT, INDEPENDENT = 2.0, 4.0  # in units of noise and model error; values of an error that is smooth and lasts
 USUAL, ERROR_LEVEL = 0.9, 0.68  # shares of rollouts without a penalty, and of model errors below their deviation
 
 
@@ -118,9 +116,8 @@ class Problem:
 
     def fields(self, coefficients: Tensor) -> Tensor:
         """Waves (B, W) -> (B, C, *S) without the mean."""
-        fields = coefficients.new_zeros(len(coefficients), self.sizes.numel())
-        fields[:, self.kept] = coefficients * self.sizes.flatten()[self.kept]
-        fields = fields.reshape(-1, *self.sizes.shape)
+        fields = coefficients.new_zeros(len(coefficients), *self.sizes.shape)
+        fields.flatten(1)[:, self.kept] = coefficients * self.sizes.flatten()[self.kept]
         for dim, basis in enumerate(self.bases, start=2):
             fields = (fields.movedim(dim, -1) @ basis.T).movedim(-1, dim)
         return fields
@@ -229,20 +226,17 @@ def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
     result, start, (off, covariance), intervals = answer(), problem.inputs(best[None]), problem.covariance(best), {}
     covariance = covariance * 2 * float(torch.erfinv(torch.tensor(level))) ** 2
     for column, place in enumerate(problem.columns):
-        away = covariance[column].clamp_min(0).sqrt().to(best) * (torch.arange(len(best)) == column)
-        low, high = problem.inputs(torch.stack([best - away, best + away])).parameters[:, place].tolist()
-        intervals[task.parameters[place].name] = (low, high)
+        away = torch.diag(covariance.diagonal().clamp_min(0).sqrt().to(best))[column]
+        ends = problem.inputs(torch.stack([best - away, best + away])).parameters[:, place]
+        intervals[task.parameters[place].name] = (float(ends[0]), float(ends[1]))
     variances, vectors = torch.linalg.eigh(covariance[count:, count:])
     widths = problem.fields((vectors * variances.clamp_min(0).sqrt()).T.to(best)).square().sum(0).sqrt()
     solver, why = problem.solved(start)
-    offs = [
-        off,
-        off * problem.scale / problem.noise,
-        *([] if solver is None else [(solver - problem.values) / problem.noise]),
-    ]
+    offs = [off, off * problem.scale / problem.noise]
+    offs += [] if solver is None else [(solver - problem.values) / problem.noise]
     explained, misfit, *solved = (float(part.square().mean().sqrt()) for part in offs)
-    unexplained = "" if explained <= MOST_MISFIT else f"sensors are off by {explained:.2g} times noise and model error"
-    doubts = [result.attrs["warnings"], "" if ended else "no start converged", unexplained]
+    wrong = f"sensors are off by {explained:.2g} times noise and model error"
+    doubts = [result.attrs["warnings"], "" if ended else "no start converged", wrong * (not explained <= MOST_MISFIT)]
     notes = [why, "" if known else "the bundle was not calibrated: no distance, and no model error in intervals"]
     return Fit(
         {p.name: float(result[p.name]) for p in task.parameters}, intervals, start.state[0, 0].cpu().numpy(),

@@ -29,7 +29,6 @@ class Interpolant:
             raise BundleError(
                 f"points have shape {tuple(x.shape)}; expected (points, {len(grid)})", hint=f"give {names}"
             )
-        self.places = x.detach()
         self.weights = [_weights(*one) for one in zip(task.axes, grid, trained, x.unbind(1), strict=True)]
 
     def __call__(self, fields: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -65,8 +64,7 @@ def _weights(axis: AxisSpec, grid: Float64, known: Float64, x: Tensor) -> Tensor
 
 
 def waves(axis: AxisSpec, places: Tensor | None, count: int) -> Tensor:
-    """Places (N,), as parts of the axis, None for those of its grid -> waves of RMS 1 there (N, count): 1, cos 1, sin 1,
-    cos 2, ... around a periodic axis. Of the wave of two points the cosine alone is seen on the grid."""
+    """Places (N,), as parts of the axis, None: of its grid -> waves of RMS 1 (N, count): 1, cos 1, sin 1, cos 2, ..."""
     modes = torch.arange(count, dtype=torch.float64, device=None if places is None else places.device)
     places = (modes + 0.5 * (not axis.periodic)) / count if places is None else places
     number, odd = (modes + 1) // 2 if axis.periodic else modes / 2, modes % 2 == 1

@@ -238,7 +238,7 @@ class Simulator:
         if times is not None and "time" in result.dims:
             result = result.isel(time=frame_numbers(times, result["time"].values, spec.dt))
         held = result[[name for name in result.data_vars if {*names} <= {*result[name].dims}]]
-        values: dict[Any, Any] = {name: ("point", x) for name, x in zip(names, at.places.T.cpu().numpy(), strict=True)}
+        values: dict[Any, Any] = {}
         for name, field in held.items():
             part = field.transpose(..., *names)
             numbers = at(torch.from_numpy(part.values.astype(np.float64))).detach().numpy()
@@ -249,7 +249,6 @@ class Simulator:
         self, observations: Any, unknown: Any, *, noise: Any, task: str | None = None, level: float = 0.9, **known: Any
     ) -> Fit:
         """Find parameters and the initial state of a trajectory from scattered, noisy sensors (docs/simulator.md).
-
         observations: dict or xarray.Dataset of `points` (N, axes), `times` (N,) and values (N,) by channel (NaN: none).
         unknown: names of parameters, and 'initial_state', which is that of the earliest value. noise: deviation of the
         sensors, or one by channel. level: chance of each interval. known: what `rollout` takes, as state=."""
@@ -268,7 +267,8 @@ class Simulator:
         if start.batch.num_samples > 1:
             raise BundleError(f"one trajectory can be fitted, and {start.batch.num_samples} samples were given")
         stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
-        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=stated and ERROR_LEVEL)
+        errors = ERROR_LEVEL if stated else None
+        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors)
         problem = Problem(start.batch.to(self._device), self._stepper, stated, unknown, observations, noise, time)
         return fit(problem, level, roll)
 
