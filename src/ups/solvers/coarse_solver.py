@@ -91,7 +91,7 @@ class Restart:
 
 def solved_by(spec: TaskSpec) -> SolverTask | None:
     """The task of ours with the fields, axes, parameters and equation of this one."""
-    return next((t for t in TASKS.values() if all(getattr(spec, part) == getattr(t.spec, part) for part in _SAME)), None)
+    return next((t for t in TASKS.values() if all(getattr(spec, n) == getattr(t.spec, n) for n in _SAME)), None)
 
 
 def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
