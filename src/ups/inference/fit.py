@@ -235,11 +235,21 @@ def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
     offs = [off, off * problem.scale / problem.noise]
     offs += [] if solver is None else [(solver - problem.values) / problem.noise]
     explained, misfit, *solved = (float(part.square().mean().sqrt()) for part in offs)
-    wrong = f"sensors are off by {explained:.2g} times noise and model error"
-    doubts = [result.attrs["warnings"], "" if ended else "no start converged", wrong * (not explained <= MOST_MISFIT)]
+    doubts = [result.attrs["warnings"]]
+    if not ended:
+        doubts.append("no start converged")
+    if not explained <= MOST_MISFIT:  # also where it is no number
+        doubts.append(f"sensors are off by {explained:.2g} times noise and model error")
     notes = [why, "" if known else "the bundle was not calibrated: no distance, and no model error in intervals"]
     return Fit(
-        {p.name: float(result[p.name]) for p in task.parameters}, intervals, start.state[0, 0].cpu().numpy(),
-        widths.cpu().numpy(), misfit, solved[0] if solved else None, result,
-        float(result["p_value"][-1]) if known else None, *("; ".join(filter(None, x)) for x in (doubts, notes)),
-    )  # fmt: skip
+        parameters={p.name: float(result[p.name]) for p in task.parameters},
+        intervals=intervals,
+        initial_state=start.state[0, 0].cpu().numpy(),
+        state_intervals=widths.cpu().numpy(),
+        misfit=misfit,
+        solver_misfit=solved[0] if solved else None,
+        result=result,
+        p_value=float(result["p_value"][-1]) if known else None,
+        declined="; ".join(filter(None, doubts)),
+        notes="; ".join(filter(None, notes)),
+    )
