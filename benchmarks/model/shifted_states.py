@@ -21,6 +21,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,7 @@ def of_another_task(case: Case) -> Case:
 
 
 def _beyond(case: Case, sign: int) -> Case:
+    """Parameters above (sign 1) or below (-1) their range."""
     columns = []
     for spec in case.task.parameters:
         low, high = np.log([spec.minimum, spec.maximum]) if spec.scale == "log" else (spec.minimum, spec.maximum)
@@ -178,21 +180,13 @@ def _beyond(case: Case, sign: int) -> Case:
     return replace(case, parameters=np.stack(columns, axis=1))
 
 
-def parameters_above(case: Case) -> Case:
-    return _beyond(case, +1)
-
-
-def parameters_below(case: Case) -> Case:
-    return _beyond(case, -1)
-
-
 WITH_PARAMETERS = tuple(name for name, task in TASKS.items() if task.spec.parameters)
 # name -> (what is changed, in which tasks). "twice as long" goes on after the last stored frame.
 KINDS: dict[str, tuple[Callable[[Case], Case], tuple[str, ...]]] = {
     "moved (benign)": (moved, BENCH_TASKS),
     "twice as long": (ordinary, tuple(name for name in BENCH_TASKS if not TASKS[name].spec.steady)),
-    "parameters above": (parameters_above, WITH_PARAMETERS),
-    "parameters below": (parameters_below, BELOW),
+    "parameters above": (partial(_beyond, sign=1), WITH_PARAMETERS),
+    "parameters below": (partial(_beyond, sign=-1), BELOW),
     "twice as rough": (rougher, BENCH_TASKS),
     "amplitude doubled": (doubled, BENCH_TASKS),
     "box": (box, BENCH_TASKS),
