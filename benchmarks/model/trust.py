@@ -71,7 +71,7 @@ from ups.solvers.tasks import BENCH_TASKS
 from ups.spec.descriptors import describe
 from ups.spec.task import TaskSpec
 
-VERSION = 1  # of what is measured: another one repeats it
+VERSION = 2  # of what is measured: another one repeats it
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 BATCH, MOST_TRAIN, BLOCKS = 32, 1024, 9
 BLOCK_SECONDS = 0.3
@@ -247,6 +247,7 @@ def follow(subject: Subject, keep_cells: bool, given: Given) -> Rolled:
         apart_stated=lines_of(result, task, [f"{name}_error" for name in names]),
         difference=difference,
         outside_at=result["outside_at"].values.astype(np.int64),
+        distance=(result["distance"].values if task.steady else result["distance"].values[:, -1]).astype(np.float64),
         warned=(result["warnings"].values & sum(1 << WARNINGS.index(kind) for kind in RANGE_CHECKS)) != 0,
         beyond=beyond_ranges(subject, given),
         numbers=input_numbers(subject, given),
@@ -293,10 +294,28 @@ def shift_counts(
     return found
 
 
-def coverage_at(calibration: Calibration, rolled: Rolled, level: float) -> float | None:
-    """Coverage of the statement at each time with another level; None if too few trajectories can state it."""
-    used, asked = (calibration.bound("fields", each) for each in (LEVEL, level))
-    return float((rolled.errors <= rolled.stated * asked / used).mean()) if np.isfinite(asked).all() else None
+def coverage_at(calibration: Calibration, rolled: Rolled, level: float) -> dict[str, float]:
+    """Statement -> its coverage with another level, of those that so few trajectories can state."""
+    factors = {}
+    for name in ("fields", "trajectory", "quantities"):
+        used, asked = (calibration.bound(name, each) for each in (LEVEL, level))
+        if not np.isfinite(asked).all():
+            return {}
+        with np.errstate(all="ignore"):
+            factors[name] = np.where(used > 0, asked / used, 1.0)
+    scaled = replace(
+        rolled,
+        stated=rolled.stated * factors["fields"],
+        band=rolled.band * factors["trajectory"],
+        apart_stated=rolled.apart_stated * factors["quantities"],
+    )
+    return {statement: float(each.mean()) for statement, each in rows.covered(scaled).items()}
+
+
+def alarm_distance(calibration: Calibration) -> float:
+    """The largest distance that is no reason to doubt."""
+    kept = calibration.scores["distance"][0]
+    return float(kept[calibration.p_value(kept + 1e-9 * np.abs(kept)) > calibration.alarm].max())
 
 
 def measure(options: argparse.Namespace, name: str, inputs: Mapping[str, str]) -> dict[str, Any]:
@@ -318,6 +337,7 @@ def measure(options: argparse.Namespace, name: str, inputs: Mapping[str, str]) -
         rolled = Rolled.joined(follow(subject, True, given) for given in stored(readers[1]))
         train = input_numbers(subject, train_starts(readers[1]))
         held = rows.covered(rolled)
+        so_far = np.logical_and.accumulate((rolled.errors <= rolled.band).all(2), axis=1)
         flags = partial(rows.flags, usual, train=train, alarm=subject.calibration.alarm)
         components = [field.num_channels(task.num_spatial_dims) for field in task.fields_of(task.predicted)]
         numel = sum(tensor.numel() for tensor in vars(subject.calibration.model).values())
@@ -327,13 +347,19 @@ def measure(options: argparse.Namespace, name: str, inputs: Mapping[str, str]) -
             "trajectories": {"calibration": len(usual.errors), "test": len(rolled.errors)},
             "cpu_seconds": seconds,
             "coverage": {statement: float(each.mean()) for statement, each in held.items()},
-            "coverage_by_lead": (rolled.errors <= rolled.stated).mean((0, 2)).tolist(),
+            "coverage_by_lead": {
+                "each time": (rolled.errors <= rolled.stated).mean((0, 2)).tolist(),
+                "whole trajectory": so_far.mean(0).tolist(),
+                "scalars": (rolled.apart <= rolled.apart_stated).mean((0, 2)).tolist(),
+            },
             "coverage_by_level": {f"{level:g}": coverage_at(subject.calibration, rolled, level) for level in LEVELS},
             "thirds": {
                 p.name: rows.in_thirds(rolled.parameters[:, n], p.minimum, p.maximum, p.scale, held)
                 for n, p in enumerate(task.parameters)
             },
             "widths": rows.width_rows(usual, rolled, components),
+            "points": rows.points(rolled),
+            "alarm_distance": alarm_distance(subject.calibration),
             "alarms": {detector: int((at > 0).sum()) for detector, at in flags(rolled).items()},
             "shifts": shift_counts(subject, options.shifted / f"{name}.npz", flags),
             "steps": step_times(subject, next(stored(readers[1]))),

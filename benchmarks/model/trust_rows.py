@@ -40,9 +40,9 @@ class Rolled:
 
     errors, stated, band, difference (N, L, M): RMS error, the error stated at this time, that of whole trajectories,
     and the RMS difference of the second model (no fields without one). apart, apart_stated (N, L, Q). outside_at (N,):
-    the step at which the distance doubts, 0 if it does not. warned (N,): by a range check. beyond (N,): how far out of
-    the ranges. numbers (N, F): of what is given. parameters (N, P). size (N, M): RMS of the true fields. cells (N, L,
-    C, *S): absolute residuals, where they are kept.
+    the step at which the distance doubts, 0 if it does not. distance (N,): the largest. warned (N,): by a range check.
+    beyond (N,): how far out of the ranges. numbers (N, F): of what is given. parameters (N, P). size (N, M): RMS of the
+    true fields. cells (N, L, C, *S): absolute residuals, where they are kept.
     """
 
     errors: Float64
@@ -52,6 +52,7 @@ class Rolled:
     apart_stated: Float64
     difference: Float64
     outside_at: Int64
+    distance: Float64
     warned: Bool
     beyond: Float64
     numbers: Float64
@@ -213,7 +214,16 @@ def tally(rolled: Rolled, flagged: Mapping[str, Int64], off: Float64) -> dict[st
         "flagged": {name: int((step[bad] > 0).sum()) for name, step in flagged.items()},
         "in_time": {name: int(((step > 0) & (step <= at) & bad).sum()) for name, step in flagged.items()},
         "flagged_others": {name: int((step[~bad] > 0).sum()) for name, step in flagged.items()},
+        "points": points(rolled),
     }
+
+
+def points(rolled: Rolled) -> list[list[float]]:
+    """Of each trajectory its largest distance, and its largest error in units of what is stated at that time."""
+    with np.errstate(all="ignore"):
+        ratio = np.nanmax(np.where(np.isfinite(rolled.stated), rolled.errors / rolled.stated, np.nan), axis=(1, 2))
+    pairs = np.stack([rolled.distance, ratio], axis=1).clip(-1e6, 1e6)
+    return [[float(f"{x:.4g}") for x in pair] for pair in pairs]
 
 
 def is_benign(kind: str) -> bool:
@@ -412,6 +422,8 @@ def _geometric_mean(values: npt.ArrayLike) -> float:
 
 def _add(total: dict[str, Any], counts: Document) -> None:
     for name, value in counts.items():
+        if name == "points":
+            continue
         if isinstance(value, Mapping):
             _add(total.setdefault(name, {}), value)
         else:

@@ -29,6 +29,7 @@ def rolled(errors: rows.Float64, stated: rows.Float64, **changes: Any) -> rows.R
         apart_stated=stated,
         difference=np.empty((count, leads, 0)),
         outside_at=np.zeros(count, np.int64),
+        distance=np.zeros(count),
         warned=np.zeros(count, np.bool_),
         beyond=nothing,
         numbers=nothing[:, None],

@@ -186,7 +186,7 @@ class Watch:
         self._sum: Tensor | None = None
         self.outside_at = np.zeros(samples, np.int32)
         self._distance = np.full(samples, -np.inf)
-        self._p_values = np.ones((samples, frames), np.float32)
+        self._distances = np.full((samples, frames), -np.inf)
         self._quantities: Quantities = {}
         if level is not None:
             calibration.check_level(level)
@@ -208,7 +208,7 @@ class Watch:
             self._sum = components if self._sum is None else self._sum + components
         if step % self._every:
             return
-        self._p_values[:, row] = p_values
+        self._distances[:, row] = self._distance
         if self._sum is None:
             return
         self._values[:, row] = measured(self._task, frame, self._points, self._quantities)
@@ -232,7 +232,9 @@ class Watch:
         """Name -> (sample, time) and attributes."""
         about = "share of calibration trajectories that go at least as far from the training as this one up to here"
         parts: dict[str, tuple[npt.NDArray[Any], dict[str, Any]]]
-        parts = {"p_value": (np.minimum.accumulate(self._p_values, 1), {"long_name": about})}
+        distance = np.maximum.accumulate(self._distances, 1)
+        parts = {"p_value": (self._calibration.p_value(distance).astype(np.float32), {"long_name": about})}
+        parts["distance"] = distance.astype(np.float32), {"long_name": "largest distance from the training up to here"}
         said = {"level": self._level, "calibration_trajectories": self._calibration.document.count}
         for n, field in enumerate(self._task.fields_of(self._task.predicted) if self._level is not None else ()):
             at, both = (
