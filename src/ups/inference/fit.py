@@ -29,6 +29,7 @@ INITIAL_STATE = "initial_state"
 CANDIDATES, STARTS, MAX_WAVES, ITERATIONS = 16, 2, 256, 20
 SPAN, HORIZONS = 4.0, (0.25, 0.5, 1.0)  # units over the range of a parameter; parts of the rollout to fit in turn
 MOST_MISFIT, INDEPENDENT = 2.0, 4.0  # in units of noise and model error; values of an error that is smooth and lasts
+MOST_STALE = 0.1  # of the loss: a step that gains less needs new slopes
 USUAL, ERROR_LEVEL = 0.9, 0.68  # shares of rollouts without a penalty, and of model errors below their deviation
 
 
@@ -161,18 +162,29 @@ class Problem:
         return base[free:], inverse @ (slopes * spread) @ slopes.T @ inverse
 
     def descend(self, best: Tensor, steps: int) -> tuple[float, Tensor, bool]:
-        """The loss and the unknowns (U,) after Levenberg-Marquardt, and whether it came to an end."""
-        damping, powers = 1.0, torch.tensor([0.1, 1.0, 10.0, 1000.0]).to(best)
+        """The loss and the unknowns (U,) after Levenberg-Marquardt, and whether it came to an end.
+
+        Slopes cost a rollout for each unknown. They are updated after a step (Broyden), and taken anew when one gains
+        little."""
+        damping, powers, slopes = 1.0, torch.tensor([0.1, 1.0, 10.0, 1000.0]).to(best), None
+        base = self.residuals(best[None], steps)[0]
         for _ in range(ITERATIONS):
-            base, slopes = self.slopes(best, steps)
+            if fresh := slopes is None:
+                base, slopes = self.slopes(best, steps)
             added = (damping * powers)[:, None, None] * torch.eye(len(best)).to(base)
             trials = best - torch.linalg.solve(slopes @ slopes.T + added, slopes @ base).to(best)
-            losses, loss = self.residuals(trials, steps).square().sum(1), float(base.square().sum())
+            ends = self.residuals(trials, steps)
+            losses, loss = ends.square().sum(1), float(base.square().sum())
             row = int(losses.argmin())
-            if ended := float(losses[row]) > 0.999 * loss:
+            gain = 1 - float(losses[row]) / max(loss, 1e-300)
+            if ended := fresh and gain < 1e-3:
                 break
-            best, damping = trials[row], damping * float(powers[row])
-        return loss, best, ended
+            if gain > 0:
+                step, damping = (trials[row] - best).to(base), damping * float(powers[row])
+                slopes = slopes + torch.outer(step, ends[row] - base - step @ slopes) / step.square().sum()
+                best, base = trials[row], ends[row]
+            slopes = slopes if gain > MOST_STALE else None
+        return float(base.square().sum()), best, ended
 
     def best(self) -> Tensor:
         """(U,): the best of several starts: other parameters, and interpolated sensors, more or less damped."""
