@@ -196,29 +196,41 @@ class Watch:
             self._errors, self._bands = np.full((2, samples, frames, len(task.fields_of(task.predicted))), np.nan)
             self._values, self._widths = np.full((2, samples, frames, len(self._quantities)), np.nan)
 
-    def look(self, numbers: Tensor, frame: Tensor, step: int) -> None:
-        """numbers (B, F): of the step (counted from 1) that gave this frame (B, C, *S)."""
-        model, row = self._calibration.model, step // self._every - 1
-        distance = model.distance(numbers, bisect_left(self._ends, step)).double().cpu().numpy()
-        self._distance = np.maximum(self._distance, distance)
-        p_values = self._calibration.p_value(self._distance)
-        self.outside_at[(self.outside_at == 0) & (p_values <= self._calibration.alarm)] = step
-        if self._level is not None:
-            components = model.components(numbers)
-            self._sum = components if self._sum is None else self._sum + components
-        if step % self._every:
+    def look(self, numbers: Tensor, frames: Tensor, first: int) -> None:
+        """numbers (K, B, F): of consecutive steps that gave these frames (K, B, C, *S). first: step, counted from 1."""
+        model, steps = self._calibration.model, range(first, first + len(numbers))
+        periods = torch.tensor([bisect_left(self._ends, step) for step in steps])
+        away = model.distance(numbers, periods).double().cpu().numpy()  # (K, B)
+        reached = np.maximum.accumulate(np.concatenate([self._distance[None], away]))[1:]
+        self._distance, p_values = reached[-1], self._calibration.p_value(reached)
+        for step, far in zip(steps, p_values <= self._calibration.alarm, strict=True):
+            self.outside_at[(self.outside_at == 0) & far] = step
+        kept = [n for n, step in enumerate(steps) if step % self._every == 0]
+        rows = [steps[n] // self._every - 1 for n in kept]
+        self._distances[:, rows] = reached[kept].T
+        if self._level is None:
             return
-        self._distances[:, row] = self._distance
-        if self._sum is None:
+        components = model.components(numbers)
+        if self._sum is not None:
+            components[0] += self._sum
+        sums = components.cumsum(0)
+        self._sum = sums[-1]
+        if not kept:
             return
-        self._values[:, row] = measured(self._task, frame, self._points, self._quantities)
-        if (place := self._places.get(step)) is not None:
-            logs = model.log_error(self._sum / step, place)
-            expected = logs.double().exp().cpu().numpy()
-            self._errors[:, row] = self._bounds["fields"][place] * expected
-            self._bands[:, row] = self._bounds["trajectory"] * model.spread[place].cpu().numpy() * expected
-            widths = self._bounds["quantities"][place][self._columns]
-            self._widths[:, row] = widths * relative_error(model, logs, place).cpu().numpy()[:, None]
+        values = measured(self._task, frames[kept].flatten(0, 1), self._points, self._quantities)
+        self._values[:, rows] = values.reshape(len(kept), len(self._distance), -1).swapaxes(0, 1)
+        stated = [(n, row) for n, row in zip(kept, rows, strict=True) if steps[n] in self._places]
+        if not stated:
+            return
+        places = [self._places[steps[n]] for n, _ in stated]
+        rows = [row for _, row in stated]
+        means = torch.stack([sums[n] / steps[n] for n, _ in stated], dim=1)  # (B, L, K)
+        logs = model.log_error(means, places)
+        expected = logs.double().exp().cpu().numpy()
+        self._errors[:, rows] = self._bounds["fields"][places] * expected
+        self._bands[:, rows] = self._bounds["trajectory"] * model.spread[places].cpu().numpy() * expected
+        widths = self._bounds["quantities"][places][:, self._columns]
+        self._widths[:, rows] = widths * relative_error(model, logs, places).cpu().numpy()[..., None]
 
     def words(self) -> str:
         """Which samples left the calibrated range, and when; '' if none did."""
@@ -248,7 +260,7 @@ class Watch:
         return parts
 
 
-def relative_error(model: ErrorModel, logs: Tensor, place: int | slice) -> Tensor:
+def relative_error(model: ErrorModel, logs: Tensor, place: int | slice | list[int]) -> Tensor:
     """Log errors (B, [L,] M) -> (B, [L]): how much larger than usual errors are expected, the unit of quantities."""
     return (logs - model.typical[place]).mean(-1).exp()
 

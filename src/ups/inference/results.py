@@ -219,13 +219,14 @@ class Divergence:
         self._first_step = torch.zeros(layout.num_rows, dtype=torch.int32)
         self._usual = torch.finfo(torch.float64).max if limits is None else limits.usual_peak
 
-    def look(self, frame: Tensor, step: int) -> None:
-        """frame (B, C, *S): prediction of a step, counted from 1."""
-        if float(torch.linalg.vector_norm(frame, torch.inf)) <= self._usual:
+    def look(self, frames: Tensor, first: int) -> None:
+        """frames (K, B, C, *S): predictions of consecutive steps, the first counted from 1."""
+        if float(torch.linalg.vector_norm(frames, torch.inf)) <= self._usual:
             return
         limits = self.layout.trust.limits
-        bad = ~torch.isfinite(frame).flatten(1).all(dim=1) if limits is None else limits.exceeded(frame)
-        self._first_step[bad.cpu() & (self._first_step == 0)] = step
+        for step, frame in enumerate(frames, start=first):
+            bad = ~torch.isfinite(frame).flatten(1).all(dim=1) if limits is None else limits.exceeded(frame)
+            self._first_step[bad.cpu() & (self._first_step == 0)] = step
 
     @property
     def first_step(self) -> npt.NDArray[np.int32]:

@@ -43,6 +43,8 @@ from ups.spec.task import TaskSpec
 
 Parameters = Mapping[str, Tensor | float] | Tensor
 MAX_STEPS = 10**8
+# Steps whose frames are looked at together.
+MAX_AT_ONCE, BYTES_AT_ONCE = 16, 4 * 2**20
 ON_DOUBT = ("warn", "stop", "ignore")
 MAX_MEMBERS = 10_000
 MAX_SEED = 2**63 - 1
@@ -204,26 +206,20 @@ class Simulator:
             raise BundleError(f"on_doubt is one of {', '.join(ON_DOUBT)}, not {str(on_doubt)[:40]!r}")
         if level is not None or on_doubt == "stop":
             self._check_calibrated(spec, start, level, members)
-        calibration, watch = self._bundle.calibrations.get(spec.name), None
+        layout = Layout(spec, start, num_kept, every, trust, facts, members, reversed_axes=reversed_axes)
+        self._accept(layout)
+        calibration = self._bundle.calibrations.get(spec.name)
         if calibration is not None and members is None and (level is not None or on_doubt != "ignore"):
             kept = (start.batch.num_samples, num_kept, int(every))
-            watch = Watch(calibration, spec, kept, start.domain.coordinates, level, quantities or {})
-        predictor: Predictor = self._stepper if watch is None else Watched(self._stepper)
+            layout.watch = Watch(calibration, spec, kept, start.domain.coordinates, level, quantities or {})
+        predictor: Predictor = self._stepper if layout.watch is None else Watched(self._stepper)
         if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
         batch = start.batch.to(self._device)
         batch = batch if members is None else batch.repeated(int(members))
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
-        sink = open_sink(Layout(spec, start, num_kept, every, trust, facts, members, reversed_axes=reversed_axes), out)
-        try:
-            return self._run(
-                predictor, batch, steps, every, start.domain.resampling, sink, watch, on_doubt == "stop", progress
-            )
-        except BaseException as error:
-            sink.abandon()
-            if isinstance(error, DataError):  # its hint is for who trains a model
-                raise BundleError(error.message) from error
-            raise
+        sink = self._open_sink(layout, out)
+        return self._roll(Rolling(predictor, batch, steps, start.domain.resampling, sink, on_doubt == "stop"), progress)
 
     def query(self, result: Any, points: Any, times: Any = None, *, task: str | None = None) -> Any:
         """Values of a `rollout` at points (N, axes) and some of its times: an xarray.Dataset with a dimension `point`.
@@ -297,37 +293,77 @@ class Simulator:
             instead = ", or train one: stage corrector (docs/stages.md)"
         raise BundleError(problem, hint=f"leave members out{instead}", command_hint=f"leave --members out{instead}")
 
+    def _accept(self, layout: Layout) -> None:
+        """Raises for a result that is too large, before anything is allocated for it."""
+
+    def _open_sink(self, layout: Layout, out: str | Path | None) -> Sink:
+        return open_sink(layout, out)
+
     @torch.inference_mode()
-    def _run(
-        self,
-        predictor: Predictor,
-        batch: Batch,
-        steps: int,
-        every: int,
-        resampling: Resampling,
-        sink: Sink,
-        watch: Watch | None,
-        stop: bool,
-        progress: Callable[[int], None] | None,
-    ) -> Any:
-        stopped = np.zeros(sink.layout.num_rows, np.bool_)
-        for number, frame in enumerate(rollout(predictor, batch, steps), start=1):
-            sink.divergence.look(frame, number)
-            if watch is not None and isinstance(predictor, Watched):
-                watch.look(predictor.numbers, frame, number)
-                stopped = (watch.outside_at > 0) & stop
-            if number % every == 0:
-                kept = resampling.back(frame, batch.task.predicted).float().cpu().numpy()
-                kept[stopped] = np.nan
+    def _roll(self, rolling: Rolling, progress: Callable[[int], None] | None) -> Any:
+        """All steps of a rollout, and its result."""
+        try:
+            for number, frame in enumerate(rollout(rolling.predictor, rolling.batch, rolling.steps), start=1):
+                rolling.take(frame, rolling.predictor.numbers if isinstance(rolling.predictor, Watched) else None)
+                if progress is not None:
+                    progress(number)
+                if rolling.is_done:
+                    break
+            return rolling.sink.finish()
+        except BaseException as error:
+            rolling.sink.abandon()
+            if isinstance(error, DataError):  # its hint is for who trains a model
+                raise BundleError(error.message) from error
+            raise
+
+
+class Rolling:
+    """A rollout that was checked: what its first step is given, and what becomes of each frame.
+
+    Frames are looked at several steps at a time, which costs a part of looking at each.
+    """
+
+    def __init__(
+        self, predictor: Predictor, batch: Batch, steps: int, resampling: Resampling, sink: Sink, stop: bool
+    ) -> None:
+        """stop: frames that are further out than calibrated are missing."""
+        self.predictor, self.batch, self.steps, self.sink = predictor, batch, steps, sink
+        self._resampling, self._stop = resampling, stop
+        frame_bytes = max(1, batch.state.element_size() * batch.state[:, :1].numel())
+        self._at_once = 1 if stop else max(1, min(MAX_AT_ONCE, BYTES_AT_ONCE // frame_bytes))
+        self._frames: list[Tensor] = []
+        self._numbers: list[Tensor] = []
+        self.steps_done, self.is_done = 0, False
+
+    def take(self, frame: Tensor, numbers: Tensor | None) -> None:
+        """frame (B, C, *S): of the next step. numbers (B, F): what the watch compares, where there is one."""
+        self._frames.append(frame)
+        if numbers is not None:
+            self._numbers.append(numbers)
+        self.steps_done += 1
+        self.is_done = self.steps_done == self.steps
+        if len(self._frames) == self._at_once or self.is_done:
+            self._look()
+
+    def _look(self) -> None:
+        frames, first = torch.stack(self._frames), self.steps_done - len(self._frames) + 1  # (K, B, C, *S)
+        sink, watch, every = self.sink, self.sink.layout.watch, self.sink.layout.every
+        outside = np.zeros(sink.layout.num_rows, np.int32)
+        sink.divergence.look(frames, first)
+        if watch is not None:
+            watch.look(torch.stack(self._numbers), frames, first)
+            outside = watch.outside_at if self._stop else outside
+        self._frames, self._numbers = [], []
+        for step, frame in enumerate(frames, start=first):
+            if step % every == 0:
+                kept = self._resampling.back(frame, self.batch.task.predicted).float().cpu().numpy()
+                if outside.any():
+                    kept[(outside > 0) & (outside <= step)] = np.nan
                 sink.add(kept)
-            if progress is not None:
-                progress(number)
-            if stopped.all():
-                for _ in range(number // every, steps // every):
-                    sink.add(np.full_like(sink.buffer[:, 0], np.nan))
-                break
-        sink.layout.watch = watch
-        return sink.finish()
+        if outside.all() and not self.is_done:
+            for _ in range(self.steps_done // every, self.steps // every):
+                sink.add(np.full_like(sink.buffer[:, 0], np.nan))
+            self.is_done = True
 
 
 def _task(tasks: Mapping[str, TaskSpec], name: str | None) -> TaskSpec:

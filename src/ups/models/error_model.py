@@ -147,12 +147,14 @@ class ErrorModel:
         """(..., F) -> (..., K)."""
         return ((numbers - self.center) / self.scale) @ self.basis
 
-    def distance(self, numbers: Tensor, period: int) -> Tensor:
-        """(B, F) -> (B,): how far the most unusual number is out in the tail that it has in this period."""
-        high, above, low, below = self.limits[:, period]
-        return torch.maximum((numbers - high) / above, (low - numbers) / below).amax(1)
+    def distance(self, numbers: Tensor, period: int | Tensor) -> Tensor:
+        """(B, F) -> (B,): how far the most unusual number is out in the tail that it has in this period.
 
-    def log_error(self, mean_components: Tensor, number: int | slice) -> Tensor:
+        (L, B, F) and a period for each step -> (L, B)."""
+        high, above, low, below = self.limits[:, period] if isinstance(period, int) else self.limits[:, period, None]
+        return torch.maximum((numbers - high) / above, (low - numbers) / below).amax(-1)
+
+    def log_error(self, mean_components: Tensor, number: int | slice | list[int]) -> Tensor:
         """Components (B, [L,] K), averaged over the steps so far -> log error (B, [L,] M) at this lead."""
         change = law_inputs(mean_components, self.late[number]) @ self.slopes
         return self.typical[number] + change.clamp(-_MOST_CHANGE, _MOST_CHANGE)

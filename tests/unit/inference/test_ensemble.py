@@ -80,9 +80,9 @@ def test_who_blows_up_is_named_by_sample_and_member(simulator: Simulator) -> Non
     start = read_start(task, 1, np.ones((2, 1, 16)), None, BETA, (np.arange(16) / 16,))
     divergence = Divergence(Layout(task, start, 2, 1, Trust(np.zeros(2, np.int32), (), ()), {}, members=3))
     frame = torch.zeros(6, 1, 16)
-    divergence.look(frame, 1)
+    divergence.look(frame[None], 1)
     frame[4] = torch.nan
-    divergence.look(frame, 2)
+    divergence.look(frame[None], 2)
     assert divergence.words() == "sample 1, member 1, diverged at step 2 (time 0.1)"
     assert divergence.first_step.tolist() == [0, 0, 0, 0, 2, 0]
 
