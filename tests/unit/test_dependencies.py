@@ -31,6 +31,7 @@ PARTS = {
     "typing_extensions": "pydantic",
     "imageio_ffmpeg": "imageio",
     "mpl_toolkits": "matplotlib",
+    "onnx_ir": "onnxscript",
 }
 # Used without an import: programs, and a backend that xarray looks up by name.
 NOT_IMPORTED = {"py-spy", "h5netcdf", "tensorboard"}

@@ -173,11 +173,6 @@ def _lines(compared: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
 export_app = new_app("Turn a run into something others can use.")
 
 
-@export_app.callback()
-def _group() -> None:
-    """Keeps `bundle` a command of its own while it is the only one."""
-
-
 @export_app.command(short_help="Weights, config, statistics and a card with scores.")
 def bundle(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run.")],
@@ -197,6 +192,54 @@ def bundle(
         return
     say(score_lines(results, styled))
     say(written_words(path))
+
+
+ModelArgument = Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")]
+OutOption = Annotated[
+    str | None, typer.Option("--out", "-o", metavar="DIR", help="Directory of the files; default beside the bundle.")
+]
+
+
+@export_app.command(short_help="ONNX files, one for each task, for onnxruntime in any language.")
+def onnx(
+    model: ModelArgument,
+    out: OutOption = None,
+    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Write one step of each task as ONNX, in physical units, after a rollout beside torch (docs/export.md)."""
+    _export(model, "onnx", out, task, json=json)
+
+
+@export_app.command(name="torch", short_help="Programs of torch.export (.pt2), one for each task.")
+def torch_programs(
+    model: ModelArgument,
+    out: OutOption = None,
+    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Write one step of each task as a program of torch.export, after a rollout beside torch (docs/export.md)."""
+    _export(model, "torch", out, task, json=json)
+
+
+def _export(model: str, kind: str, out: str | None, tasks: list[str], *, json: bool) -> None:
+    from ups.inference.bundle import load_bundle
+    from ups.inference.export import export, export_path
+    from ups.record.run_dir import find_bundle
+
+    path = find_bundle(model)
+    directory, differences = Path(out) if out else export_path(path, kind), dict[str, float]()
+    with ProgressLine(quiet=json) as line:
+        line.working("exporting and comparing; a minute for each task")
+        export(load_bundle(path), directory, kind, tasks or None, differences.__setitem__)
+    if json:
+        report({"directory": str(directory), "kind": kind, "largest_difference": differences})
+        return
+    for task, difference in differences.items():
+        say(f"{task}: rollouts are at most {difference:.2g} of the RMS apart from torch")
+    say(f"wrote {directory}")
 
 
 calibrate_app = new_app()

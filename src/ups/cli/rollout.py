@@ -84,6 +84,9 @@ def rollout(
         bool, typer.Option("--rescale-domain", help="Map another length or origin of INPUT to the trained domain.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    runtime: Annotated[
+        str, typer.Option(help="eager (torch), onnx (onnxruntime), or auto: onnx where it was exported and is faster.")
+    ] = "eager",
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
@@ -117,7 +120,7 @@ def rollout(
     model_dir = find_bundle(bundle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BundleWarning)  # the result says it, too
-        simulator = Simulator.load(model_dir, device=device)
+        simulator = Simulator.load(model_dir, device=device, runtime=runtime)
     spec = simulator.task(task)
     channel = _channel(spec, field)
     start = _read_input(simulator, spec, _data(model_dir, spec, source, problem), split, trajectory, start_frame)

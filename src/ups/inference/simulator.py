@@ -30,6 +30,7 @@ from ups.inference.calibration import Quantities, Watch
 from ups.inference.domain import fit_domain, is_dataset
 from ups.inference.fit import ERROR_LEVEL, INITIAL_STATE, Fit, Problem, fit
 from ups.inference.inputs import Start, check_parameters, read_start, suggestion
+from ups.inference.onnx_steps import OnnxSteps, check_runtime
 from ups.inference.query import Interpolant, frame_numbers
 from ups.inference.results import Layout, Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
@@ -57,23 +58,26 @@ class BundleWarning(UserWarning):
 class Simulator:
     """A trained simulator. Make one with `Simulator.load(path)`."""
 
-    def __init__(self, bundle: Bundle, device: torch.device) -> None:
+    def __init__(self, bundle: Bundle, device: torch.device, runtime: str = "eager") -> None:
         self._bundle = bundle
+        self._exported = None if runtime == "eager" else OnnxSteps(bundle, choose=runtime == "auto")
         self._stepper = bundle.stepper
         self._stepper.fix_weights()
         self._device = device
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> Simulator:
+    def load(cls, path: str | Path, device: str = "auto", runtime: str = "eager") -> Simulator:
         """Load a bundle. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
 
+        runtime: of rollouts: 'eager' torch; 'onnx' for onnxruntime on the CPU, which exports a task where that was not
+        done; 'auto' for onnxruntime where there is an export and it is faster (docs/export.md).
         Warns (`BundleWarning`) of a bundle that is not better than a baseline.
         """
-        chosen = _device(device)
+        chosen = check_runtime(runtime, _device("cpu" if runtime == "onnx" and device == "auto" else device))
         bundle = load_bundle(path, chosen)
         for text in bundle_warnings(bundle.info.scores, bundle.info.provenance):
             warnings.warn(f"{path}: {text}", BundleWarning, stacklevel=2)
-        return cls(bundle, chosen)
+        return cls(bundle, chosen, runtime)
 
     @property
     def tasks(self) -> dict[str, TaskSpec]:
@@ -212,10 +216,12 @@ class Simulator:
         if calibration is not None and members is None and (level is not None or on_doubt != "ignore"):
             kept = (start.batch.num_samples, num_kept, int(every))
             layout.watch = Watch(calibration, spec, kept, start.domain.coordinates, level, quantities or {})
-        predictor: Predictor = self._stepper if layout.watch is None else Watched(self._stepper)
+        batch, watched = start.batch.to(self._device), layout.watch is not None
+        predictor: Predictor = Watched(self._stepper) if watched else self._stepper
         if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
-        batch = start.batch.to(self._device)
+        elif self._exported is not None:
+            predictor = self._exported.predictor(spec, batch, predictor, watched=watched)
         batch = batch if members is None else batch.repeated(int(members))
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
         sink = self._open_sink(layout, out)
@@ -304,7 +310,7 @@ class Simulator:
         """All steps of a rollout, and its result."""
         try:
             for number, frame in enumerate(rollout(rolling.predictor, rolling.batch, rolling.steps), start=1):
-                rolling.take(frame, rolling.predictor.numbers if isinstance(rolling.predictor, Watched) else None)
+                rolling.take(frame, getattr(rolling.predictor, "numbers", None))
                 if progress is not None:
                     progress(number)
                 if rolling.is_done:

@@ -154,7 +154,7 @@ class ErrorModel:
         high, above, low, below = self.limits[:, period] if isinstance(period, int) else self.limits[:, period, None]
         return torch.maximum((numbers - high) / above, (low - numbers) / below).amax(-1)
 
-    def log_error(self, mean_components: Tensor, number: int | slice | list[int]) -> Tensor:
+    def log_error(self, mean_components: Tensor, number: int | slice | list[int] | Tensor) -> Tensor:
         """Components (B, [L,] K), averaged over the steps so far -> log error (B, [L,] M) at this lead."""
         change = law_inputs(mean_components, self.late[number]) @ self.slopes
         return self.typical[number] + change.clamp(-_MOST_CHANGE, _MOST_CHANGE)

@@ -69,6 +69,8 @@ class Layout:
 
         On a CPU that is faster for few points: a convolution brings weights into another order in each call.
         """
+        if torch.compiler.is_exporting():  # a graph is for any number of samples
+            return False
         return device.type == "cpu" and math.prod(grid) * self.ranges[-1][1] <= _FEW_POINTS
 
 
@@ -239,7 +241,7 @@ class GridKernel(nn.Module):
 
     def prepared(self, dims: int, dtype: torch.dtype, product: bool = True) -> tuple[Tensor, Tensor]:
         """Kernel, as `arranged` gives it, and bias for fields of `dims` dimensions. product: the kernel is a matrix."""
-        if self.kept is None or torch.is_grad_enabled():
+        if self.kept is None or torch.is_grad_enabled() or torch.compiler.is_exporting():
             weight, axes = self.of(dims), dims if str(dims) in self.own else self.axes
             taps = reduced(self._taps(weight, axes), axes, dims, self.averages)
             return self.arranged(taps.to(dtype), self._bias(dims).to(dtype))

@@ -274,7 +274,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
         def told() -> Tensor:
             modulations: Tensor = self.condition(group, amplitudes)
-            return modulations.reshape(len(modulations), *[1] * rank, -1)
+            return modulations.reshape(modulations.shape[0], *[1] * rank, -1)
 
         first = group[0]
         lasting = len(group) == 1 and amplitudes[0] is None and first.noise is None
@@ -515,7 +515,7 @@ class MultiscaleCondition(nn.Module):
             fixed = self.tasks.of(task).sum(0) + self.boundaries.of(task).sum(0)  # (D,)
             # A task's own step is 0: its unit of time means nothing to other tasks.
             log_dt = torch.zeros_like(given.dt) if task.steady else torch.log(given.dt / task.dt)
-            values = [log_dt[:, None], log_dt.new_zeros(len(log_dt), 1), given.relative_parameters, given.parameters]
+            values = [log_dt[:, None], torch.zeros_like(log_dt[:, None]), given.relative_parameters, given.parameters]
             return torch.addmm(fixed, torch.cat([v.to(fixed.dtype) for v in values], dim=1), slopes)
 
         entry = given.memo.once("entry", lasting)

@@ -109,7 +109,7 @@ class Propagator(NamedTable):
             # exp(growth) (cos(turn) - i sin(turn)) - 1, without the loss of digits where it is small.
             real = torch.expm1(growth) * turn.cos() - 2 * (turn / 2).sin().square()
             imaginary = -growth.exp() * turn.sin()
-            shape = [len(growth), *[1] * (len(space) - 1), -1]
+            shape = [growth.shape[0], *[1] * (len(space) - 1), -1]
             symbols.append((real.reshape(shape), imaginary.reshape(shape)))
         return symbols
 

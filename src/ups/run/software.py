@@ -29,6 +29,7 @@ WHAT_IT_ADDS = {
     "wandb": "the client of the tracker wandb",
     "lightning": "our stages in a pipeline of Lightning",
     "buckets": "S3, GCS and web servers as places of data and of copies of runs",
+    "export": "steps as ONNX files, and rollouts through onnxruntime",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",

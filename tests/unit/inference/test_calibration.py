@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,76 +13,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import ups
-from tests.support.small_bundle import ADVECTION, DARCY, FLOW, grid, make_bundle
-from ups.config.model import MultiscaleConfig
+from tests.support.calibrated_bundle import STEPS, TASKS, Drawn, calibrated_bundle, largest
+from tests.support.small_bundle import ADVECTION, FLOW, make_bundle
 from ups.errors import BundleError
-from ups.formats.base import Array, Reader, Source
-from ups.formats.set_aside import SetAside
-from ups.inference.bundle import load_bundle, write_bundle
+from ups.inference.bundle import load_bundle
 from ups.inference.calibration import Calibration, TaskDocument, choose_leads, order_statistics
-from ups.models.error_model import ErrorModel, Watched
-from ups.models.stepper import rollout
 from ups.record.manifest import commit_directory, make_temporary
-from ups.run.calibrate import calibrate, choose
-from ups.spec.batch import Batch
-from ups.spec.task import Role, TaskSpec
-
-TASKS = (ADVECTION, FLOW, DARCY)
-STEPS = 5
-
-
-class Drawn(Reader):
-    """Smooth random trajectories of a task, of different sizes: 40 train, 12 valid, 1 test."""
-
-    def __init__(self, task: TaskSpec, frames: int = STEPS + 1) -> None:
-        super().__init__(Source(task, grid(task), 0 if task.steady else frames, {"train": 40, "valid": 12, "test": 1}))
-
-    def where(self, split: str, trajectory: int) -> str:
-        return f"{split} {trajectory}"
-
-    def close(self) -> None:
-        pass
-
-    def _draw(self, split: str, trajectory: int, role: Role, frames: int) -> Array:
-        draw = np.random.default_rng([len(split), trajectory, len(role)])
-        shape = (frames, self.task.num_channels(role), *self.space)
-        return draw.uniform(0.5, 1.5) * np.cumsum(draw.normal(size=shape), axis=-1) / 4
-
-    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
-        return self._draw(split, trajectory, "state", STEPS + 1)[start:stop:step]
-
-    def _given(self, split: str, trajectory: int, role: Role) -> Array:
-        return self._draw(split, trajectory, role, 1)[0]
-
-    def _parameters(self, split: str, trajectory: int) -> Array:
-        draw = np.random.default_rng([len(split), trajectory])
-        return np.array([draw.uniform(p.minimum, p.maximum) for p in self.task.parameters])
-
-    def _source_identity(self) -> str:
-        return self.task.name
-
-
-def largest(fields: Any, points: Any) -> Any:
-    return fields["u"].max(axis=1)
+from ups.spec.task import TaskSpec
 
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of three tasks with statements about them."""
-    config = MultiscaleConfig(widths=[16, 16], blocks=[1, 1], num_heads=2, own_kernels=True)
-    path = make_bundle(tmp_path_factory.mktemp("bundle") / "b", tasks=TASKS, config=config)
-    bundle = load_bundle(path)
-    readers = [SetAside(Drawn(task), 0.5) for task in TASKS]
-    tasks = [SimpleNamespace(name=task.name) for task in TASKS]
-    trained: Any = SimpleNamespace(
-        readers=readers, stepper=bundle.stepper, recipe=SimpleNamespace(data=SimpleNamespace(tasks=tasks))
-    )
-    chosen = choose(trained, {})
-    assert {split for _, split in chosen.values()} == {"calibration"}
-    found = calibrate(trained, {"advection": chosen.pop("advection")}, {"largest": largest})
-    found |= calibrate(trained, chosen)
-    text, card = (path / "config.yaml").read_text(), (path / "card.md").read_text()
-    return write_bundle(path, bundle.stepper, bundle.info, config_text=text, card=card, stated=found)
+    return calibrated_bundle(tmp_path_factory.mktemp("bundle") / "b")
 
 
 @pytest.fixture(scope="module")
@@ -309,33 +251,3 @@ def damaged(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str
 def test_a_calibration_that_is_not_sound_is_refused(calibrated: Path, change: Any) -> None:
     with pytest.raises(BundleError, match="cannot be read"):
         load_bundle(damaged(calibrated, change))
-
-
-class Judged(torch.nn.Module):
-    """Distance and log error of a step, for an export."""
-
-    def __init__(self, simulator: ups.Simulator, model: ErrorModel) -> None:
-        super().__init__()
-        self.stepper, self.model = simulator.module.stepper, model
-        self.watched = Watched(self.stepper)
-
-    def forward(self, state: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        points = [torch.from_numpy(axis) for axis in grid(ADVECTION)]
-        batch = Batch.of(ADVECTION, state=state[:, None], parameters=parameters, dt=ADVECTION.dt, coordinates=points)
-        next(rollout(self.watched, batch, 1))
-        numbers = self.watched.numbers
-        return self.model.distance(numbers, 0), self.model.log_error(self.model.components(numbers), 0)
-
-
-def test_scale_and_distance_export_to_onnx(simulator: ups.Simulator, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    judged = Judged(simulator, simulator._bundle.calibrations["advection"].model).eval()
-    given = usual(ADVECTION, range(2))
-    tensors = (torch.from_numpy(given["state"]), torch.from_numpy(given["parameters"]["beta"])[:, None])
-    with torch.no_grad():
-        expected = [value.numpy() for value in judged(*tensors)]
-        torch.onnx.export(judged, tensors, tmp_path / "judged.onnx", dynamo=True, verbose=False)
-    session = onnxruntime.InferenceSession(tmp_path / "judged.onnx", providers=["CPUExecutionProvider"])
-    feed = {i.name: tensor.numpy() for i, tensor in zip(session.get_inputs(), tensors, strict=True)}
-    for exported, value in zip(session.run(None, feed), expected, strict=True):
-        assert np.allclose(exported, value, rtol=1e-3, atol=1e-4)
