@@ -26,6 +26,7 @@ OWNS = {
     "testing": "helpers for tests,\nours and yours",
     "library": "import ups:\ntrain, fit, Run, ...",
     "integrations": "our stages in\npipelines of others",
+    "serve": "simulators\nover HTTP",
     "doctor": "checks a machine with a recipe;\nits probes are programs of their own and may import torch",
     "run": "one run assembled:\ndirectory, rank entry, scores",
     "launch": "start runs\nelsewhere",

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from ups.library.train import fit, train
     from ups.models.plain import model
     from ups.registry import use_script
+    from ups.serve.client import RemoteSimulator
 
 __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "Dataset",
     "Recipe",
+    "RemoteSimulator",
     "Run",
     "Scores",
     "Simulator",
@@ -50,6 +52,7 @@ _MODULES = {
     "Comparison": "ups.library.scores",
     "Dataset": "ups.library.data",
     "Recipe": "ups.config.schema",
+    "RemoteSimulator": "ups.serve.client",
     "Run": "ups.library.run",
     "Scores": "ups.library.scores",
     "Simulator": "ups.inference.simulator",

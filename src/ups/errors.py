@@ -192,6 +192,28 @@ class BundleError(UpsError, cause="bundle", exit_code=10):
     """A bundle cannot be read, or an input does not fit the simulator in it."""
 
 
+class LimitError(BundleError, cause="limit"):
+    """A request to a server is larger than the server allows. status: of HTTP."""
+
+    status = 413
+
+
+class BusyError(LimitError, cause="busy"):
+    """A server has no room for a request now, or a client as many under way as it may have (429): try again later."""
+
+    status = 503
+
+
+class ServerError(MachineError, cause="server"):
+    """A server of simulators cannot be reached, or does not do what it should."""
+
+
+class JobLostError(ServerError, cause="job_lost"):
+    """A job is gone together with its server. partial: the frames that were received, as an xarray.Dataset, or None."""
+
+    partial: object = None
+
+
 @contextlib.contextmanager
 def errors_as(kind: type[UpsError], what: str, *caught: type[Exception], hint: str = "") -> Iterator[None]:
     """In this block an exception of these types becomes a `kind` with these words, followed by its own."""

@@ -23,10 +23,12 @@ DISTRIBUTIONS = {
     "google_crc32c": "google-crc32c",
     "mlflow": "mlflow-skinny",
 }
-# Brought by a declared distribution of which they are a part: exponax computes with jax, typer with click.
+# Brought by a declared distribution of which they are a part: exponax computes with jax, typer with click, FastAPI with
+# Starlette.
 PARTS = {
     "jax": "exponax",
     "click": "typer",
+    "starlette": "fastapi",
     "pydantic_core": "pydantic",
     "typing_extensions": "pydantic",
     "imageio_ffmpeg": "imageio",

@@ -116,6 +116,7 @@ COMMANDS = (
     Command("bench", "ups.cli.bench", "a model beside FNO and U-Net, at equal CPU time", USE),
     Command("calibrate", "ups.cli.eval:calibrate_app", "measure how wrong a bundle may be, for error bars", USE),
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
+    Command("serve", "ups.cli.serve", "simulators over HTTP, with shared batches", USE),
     Command("export", "ups.cli.eval:export_app", "write a bundle for other programs", USE),
 )
 

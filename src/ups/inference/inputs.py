@@ -53,6 +53,59 @@ def suggestion(name: str, known: list[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a user gives, as arrays of the right shape that are not compared with the trained domain yet.
+
+    state, static: None where the task has none. parameters (1 or B, P). coordinates: by axis, where there are any.
+    time: of the last given frame, None where nothing says it.
+    """
+
+    state: Part | None
+    static: Part | None
+    parameters: Float64
+    coordinates: dict[str, Float64]
+    time: float | None
+    dt: float
+    notes: tuple[str, ...]
+
+
+def read_given(
+    task: TaskSpec,
+    context_frames: int,
+    state: Any,
+    static: Any,
+    parameters: Any,
+    *,
+    coordinates: Any = None,
+    dt: float | None = None,
+    time: float | None = None,
+) -> Given:
+    """Checks and converts what a user gives, in all forms that it may have. The arguments are those of `read_start`."""
+    step = _time_step(task, dt)
+    given_axes = given_coordinates(task, coordinates, {"state": state, "static": static})
+    notes: list[str] = []
+    stated_time = _stated_time(task, state, context_frames, step, notes)
+    time = stated_time if time is None else _number("time", time)
+    if is_dataset(state):
+        if static is None and task.fields_of("static"):
+            static = state
+        if parameters is None and task.parameters:
+            parameters = {p.name: state[p.name] for p in task.parameters if p.name in state}
+    if task.steady and state is not None and not is_dataset(state):
+        raise BundleError(
+            f"task '{task.name}' is steady: it has no state, only given fields {_names(task, 'static')}",
+            hint="pass them as static=",
+            command_hint="INPUT must hold these fields",
+        )
+    frames = None if task.steady else _fields(task, "state", state, context_frames)
+    fixed = _fields(task, "static", static, 1) if task.fields_of("static") else None
+    if fixed is None and static is not None and not is_dataset(static):
+        raise BundleError(f"task '{task.name}' has no static fields, but some were given")
+    values = _parameters(task, parameters, _common_samples(task, frames, fixed))
+    return Given(frames, fixed, values, given_axes, time, step, tuple(notes))
+
+
 def read_start(
     task: TaskSpec,
     context_frames: int,
@@ -72,33 +125,12 @@ def read_start(
     rescale: see `ups.inference.domain`; dt: the time step, None for the task's. time: of the last given frame, None for
     what a dataset says, else 0.
     """
-    step = _time_step(task, dt)
-    given_axes = given_coordinates(task, coordinates, {"state": state, "static": static})
-    notes: list[str] = []
-    stated_time = _stated_time(task, state, context_frames, step, notes)
-    time = stated_time if time is None else time
-    if is_dataset(state):
-        if static is None and task.fields_of("static"):
-            static = state
-        if parameters is None and task.parameters:
-            parameters = {p.name: state[p.name] for p in task.parameters if p.name in state}
-    if task.steady and state is not None and not is_dataset(state):
-        raise BundleError(
-            f"task '{task.name}' is steady: it has no state, only given fields {_names(task, 'static')}",
-            hint="pass them as static=",
-            command_hint="INPUT must hold these fields",
-        )
-    frames = None if task.steady else _fields(task, "state", state, context_frames)
-    fixed = _fields(task, "static", static, 1) if task.fields_of("static") else None
-    if fixed is None and static is not None and not is_dataset(static):
-        raise BundleError(f"task '{task.name}' has no static fields, but some were given")
+    given = read_given(task, context_frames, state, static, parameters, coordinates=coordinates, dt=dt, time=time)
+    frames, fixed, values, notes = given.state, given.static, given.parameters, [*given.notes]
     space = _common_space(task, tuple(len(c) for c in trained), frames, fixed)
-    batched = any(part is not None and part[1] for part in (frames, fixed))
-    num_samples = _common_samples(task, frames, fixed)
-    values = _parameters(task, parameters, num_samples)
-    batched = batched or (values is not None and values.shape[0] > 1)
-    num_samples = max(num_samples, values.shape[0])
-    domain = fit_domain(task, trained, space, given_axes, rescale=rescale)
+    num_samples = max(_common_samples(task, frames, fixed), values.shape[0])
+    batched = any(part is not None and part[1] for part in (frames, fixed)) or values.shape[0] > 1
+    domain = fit_domain(task, trained, space, given.coordinates, rescale=rescale)
     if domain.assumed:
         notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
     frames, lost = _onto(domain, "state", frames)
@@ -108,14 +140,14 @@ def read_start(
         state=None if frames is None else _expand(frames, num_samples),
         static=None if fixed is None else _expand(fixed, num_samples)[:, 0],
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
-        dt=step,
+        dt=given.dt,
         coordinates=[np.array(c) for c in domain.trained],
     )
     return Start(
         batch=batch,
         domain=domain,
-        time=0.0 if time is None else _number("time", time),
-        dt=step,
+        time=0.0 if given.time is None else given.time,
+        dt=given.dt,
         batched=batched,
         notes=tuple(notes),
         lost=max(lost, lost_given),

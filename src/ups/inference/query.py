@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from ups.errors import BundleError
 from ups.inference.domain import Float64, axis_length, on_nodes
 from ups.spec.grid import is_uniform
 from ups.spec.task import AxisSpec, TaskSpec
+
+if TYPE_CHECKING:
+    import xarray
 
 
 class Interpolant:
@@ -82,3 +85,19 @@ def frame_numbers(wanted: Any, times: Float64, dt: float) -> list[int]:
             f"there is no frame at time {np.ravel(wanted)[missing][0]:.6g}; frames are at {have}", hint="ask for these"
         )
     return [int(number) for number in apart.argmin(axis=1)]
+
+
+def query_result(result: Any, points: Any, times: Any, task: TaskSpec, trained: Sequence[Float64]) -> xarray.Dataset:
+    """Values of a rollout's dataset at points (N, axes) and some of its times."""
+    names = [axis.name for axis in task.axes]
+    at = Interpolant(task, [result[name].values for name in names], trained, points)
+    if times is not None and "time" in result.dims:
+        result = result.isel(time=frame_numbers(times, result["time"].values, task.dt))
+    held = result[[name for name in result.data_vars if {*names} <= {*result[name].dims}]]
+    values: dict[Any, Any] = {}
+    for name, field in held.items():
+        part = field.transpose(..., *names)
+        numbers = at(torch.from_numpy(part.values.astype(np.float64))).detach().numpy()
+        values[name] = ((*part.dims[: -len(names)], "point"), numbers, field.attrs)
+    queried: xarray.Dataset = held.drop_dims(names).assign(values)
+    return queried

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 Frame = npt.NDArray[np.float32]
-_Variable = tuple[tuple[str, ...], Any, dict[str, Any]]
+Variable = tuple[tuple[str, ...], Any, dict[str, Any]]
 MEMBER = "member"
 MAX_MEMORY_BYTES = 8 * 2**30
 # Frames are buffered up to this size before they are written as one chunk.
@@ -168,7 +168,13 @@ class Layout:
         """The result with these fields, and with everything else that belongs to it."""
         import xarray
 
-        variables: dict[str, Any] = {
+        variables = self.variables(divergence, fields)
+        coordinates = {name: variables.pop(name) for name in self.coordinates}
+        return xarray.Dataset(variables, coordinates, self.attributes | divergence.attributes())
+
+    def variables(self, divergence: Divergence, fields: Mapping[str, Frame]) -> dict[str, Variable]:
+        """Name -> (dimensions, values, attributes) of everything in a result, coordinates at the end."""
+        variables: dict[str, Variable] = {
             field.name: (self.dims(field), fields[field.name], self.labels[field.name])
             for field in self.fields
             if field.name in fields
@@ -176,10 +182,9 @@ class Layout:
         for name, (labels, values) in self.parameters.items():
             variables[name] = (("sample",), values, labels) if self.batched else ((), values[0], labels)
         variables |= self.per_sample(divergence)
-        coordinates = {name: ((name,), values, self.labels[name]) for name, values in self.coordinates.items()}
-        return xarray.Dataset(variables, coordinates, self.attributes | divergence.attributes())
+        return variables | {name: ((name,), values, self.labels[name]) for name, values in self.coordinates.items()}
 
-    def per_sample(self, divergence: Divergence) -> dict[str, _Variable]:
+    def per_sample(self, divergence: Divergence) -> dict[str, Variable]:
         """Name -> (dimensions, values, attributes) of what is said about each sample."""
         step = divergence.first_step
         diverged = (step > 0).reshape(self.num_samples, -1).any(axis=1)  # (B,): of members any
@@ -187,7 +192,7 @@ class Layout:
         if self.watch is not None:
             flags |= ((self.watch.outside_at > 0) << KINDS.index("outside")).astype(np.int32)
         flags = flags if self.batched else np.asarray(flags[0])
-        values: dict[str, _Variable] = {
+        values: dict[str, Variable] = {
             "warnings": (("sample",) if self.batched else (), flags, self.trust.flag_attributes()),
             "blew_up": (self.lead, self.by_sample(step > 0), {}),
             "diverged_at": (self.lead, self.by_sample(step), {"long_name": "step of divergence, 0 if there is none"}),
@@ -203,7 +208,7 @@ class Layout:
                 part = array[:, 0] if self.task.steady else array
                 values[name] = (self.lead + (() if self.task.steady else ("time",)), self.by_sample(part), about)
         used = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
-        named: dict[str, _Variable] = {}
+        named: dict[str, Variable] = {}
         for name, variable in values.items():
             while name in used:  # a field of that name keeps it
                 name += "_"

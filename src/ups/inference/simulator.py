@@ -18,7 +18,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from ups.inference.domain import fit_domain, is_dataset
 from ups.inference.fit import ERROR_LEVEL, INITIAL_STATE, Fit, Problem, fit
 from ups.inference.inputs import Start, check_parameters, read_start, suggestion
 from ups.inference.onnx_steps import OnnxSteps, check_runtime
-from ups.inference.query import Interpolant, frame_numbers
+from ups.inference.query import Interpolant, query_result
 from ups.inference.results import Layout, Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
@@ -63,10 +63,11 @@ class Simulator:
         self._exported = None if runtime == "eager" else OnnxSteps(bundle, choose=runtime == "auto")
         self._stepper = bundle.stepper
         self._stepper.fix_weights()
+        self._watched = Watched(self._stepper)
         self._device = device
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto", runtime: str = "eager") -> Simulator:
+    def load(cls, path: str | Path, device: str = "auto", runtime: str = "eager") -> Self:
         """Load a bundle. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
 
         runtime: of rollouts: 'eager' torch; 'onnx' for onnxruntime on the CPU, which exports a task where that was not
@@ -115,7 +116,7 @@ class Simulator:
 
     def task(self, name: str | None) -> TaskSpec:
         """The task of that name, or the only one."""
-        return _task(self.tasks, name)
+        return find_task(self.tasks, name)
 
     def step(
         self,
@@ -208,16 +209,15 @@ class Simulator:
         num_kept = steps // every
         if on_doubt not in ON_DOUBT:
             raise BundleError(f"on_doubt is one of {', '.join(ON_DOUBT)}, not {str(on_doubt)[:40]!r}")
-        if level is not None or on_doubt == "stop":
-            self._check_calibrated(spec, start, level, members)
+        level = self._level(spec, start, level, on_doubt, members)
         layout = Layout(spec, start, num_kept, every, trust, facts, members, reversed_axes=reversed_axes)
-        self._accept(layout)
+        self._accept(layout, out)
         calibration = self._bundle.calibrations.get(spec.name)
         if calibration is not None and members is None and (level is not None or on_doubt != "ignore"):
             kept = (start.batch.num_samples, num_kept, int(every))
             layout.watch = Watch(calibration, spec, kept, start.domain.coordinates, level, quantities or {})
         batch, watched = start.batch.to(self._device), layout.watch is not None
-        predictor: Predictor = Watched(self._stepper) if watched else self._stepper
+        predictor: Predictor = self._watched if watched else self._stepper
         if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
         elif self._exported is not None:
@@ -231,21 +231,12 @@ class Simulator:
         """Values of a `rollout` at points (N, axes) and some of its times: an xarray.Dataset with a dimension `point`.
         Of a tensor (..., C, *S) a tensor (..., C, N), with gradients to values and points (docs/simulator.md)."""
         spec = self.task(task or getattr(result, "attrs", {}).get("task"))
-        names, trained = [axis.name for axis in spec.axes], self._bundle.info.coordinates[spec.name]
+        trained = self._bundle.info.coordinates[spec.name]
         if isinstance(result, Tensor):
             if times is not None:
                 raise BundleError("frames of a tensor have no times", hint="choose them by number, and leave times out")
             return Interpolant(spec, trained, trained, points)(result)
-        at = Interpolant(spec, [result[name].values for name in names], trained, points)
-        if times is not None and "time" in result.dims:
-            result = result.isel(time=frame_numbers(times, result["time"].values, spec.dt))
-        held = result[[name for name in result.data_vars if {*names} <= {*result[name].dims}]]
-        values: dict[Any, Any] = {}
-        for name, field in held.items():
-            part = field.transpose(..., *names)
-            numbers = at(torch.from_numpy(part.values.astype(np.float64))).detach().numpy()
-            values[name] = ((*part.dims[: -len(names)], "point"), numbers, field.attrs)
-        return held.drop_dims(names).assign(values)
+        return query_result(result, points, times, spec, trained)
 
     def fit(
         self, observations: Any, unknown: Any, *, noise: Any, task: str | None = None, level: float = 0.9, **known: Any
@@ -274,8 +265,12 @@ class Simulator:
         problem = Problem(start.batch.to(self._device), self._stepper, stated, unknown, observations, noise, time)
         return fit(problem, level, roll)
 
-    def _check_calibrated(self, spec: TaskSpec, start: Start, level: float | None, members: int | None) -> None:
-        """Raises BundleError where nothing was measured that could be stated."""
+    def _level(
+        self, spec: TaskSpec, start: Start, level: float | None, on_doubt: str, members: int | None
+    ) -> float | None:
+        """The level of error bars. Raises BundleError where nothing was measured that could be stated."""
+        if level is None and on_doubt != "stop":
+            return None
         if spec.name not in self._bundle.calibrations:
             raise BundleError(
                 f"this bundle was not calibrated for task '{spec.name}': it can state no errors and has no doubt",
@@ -288,6 +283,7 @@ class Simulator:
                 hint="leave level and on_doubt out, or give a state on the trained grid",
                 command_hint="leave --level and --on-doubt out, or give a state on the trained grid",
             )
+        return level
 
     def _check_ensemble(self, spec: TaskSpec) -> None:
         if has_members(self._stepper, spec):
@@ -299,7 +295,7 @@ class Simulator:
             instead = ", or train one: stage corrector (docs/stages.md)"
         raise BundleError(problem, hint=f"leave members out{instead}", command_hint=f"leave --members out{instead}")
 
-    def _accept(self, layout: Layout) -> None:
+    def _accept(self, layout: Layout, out: str | Path | None) -> None:
         """Raises for a result that is too large, before anything is allocated for it."""
 
     def _open_sink(self, layout: Layout, out: str | Path | None) -> Sink:
@@ -372,7 +368,7 @@ class Rolling:
             self.is_done = True
 
 
-def _task(tasks: Mapping[str, TaskSpec], name: str | None) -> TaskSpec:
+def find_task(tasks: Mapping[str, TaskSpec], name: str | None) -> TaskSpec:
     """The task of that name, or the only one."""
     if name is None and len(tasks) == 1:
         return next(iter(tasks.values()))
@@ -438,7 +434,7 @@ class SimulatorModule(nn.Module):
         covers the trained domain; another number of points is resampled, or refused, as in `Simulator.rollout`. task:
         which one, where the simulator knows several. Raises BundleError.
         """
-        spec = _task(self._tasks, task)
+        spec = find_task(self._tasks, task)
         if steps < 1 or (spec.steady and steps != 1):
             raise BundleError(f"task '{spec.name}' cannot be rolled out for {steps} steps")
         batch, resampling = self._batch(spec, state, parameters, static)

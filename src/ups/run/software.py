@@ -30,6 +30,7 @@ WHAT_IT_ADDS = {
     "lightning": "our stages in a pipeline of Lightning",
     "buckets": "S3, GCS and web servers as places of data and of copies of runs",
     "export": "steps as ONNX files, and rollouts through onnxruntime",
+    "serve": "a server of simulators over HTTP",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",

@@ -1,0 +1,1 @@
+"""`ups serve`: simulators over HTTP, and the client of such a server."""
