@@ -305,6 +305,8 @@ def _export_task(
     try:
         with warnings.catch_warnings(action="ignore"):
             program = torch.export.export(step, (), given, dynamic_shapes=sizes, strict=False)
+            for node in program.graph.nodes:
+                node.meta.pop("stack_trace", None)  # paths of this machine
             save = _torch_writer(program, path) if kind == "torch" else _onnx_writer(program, path, step, shared)
     except Exception as error:  # a layer that no graph can hold fails in any way
         lines = str(error).strip().splitlines() or [""]
@@ -397,6 +399,9 @@ def _onnx_writer(
     exported = torch.onnx.export(program, dynamo=True, verbose=False, output_names=list(step.outputs))
     assert exported is not None  # it is None for exporters before dynamo
     model = exported.model
+    for node in model.graph.all_nodes():  # eight times the size of the graph, for whoever debugs an exporter
+        node.metadata_props.clear()
+    model.graph.metadata_props.clear()
     shared.take(model)
 
     def save(facts: Mapping[str, Any]) -> None:
