@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ups.library.finetune import finetune_recipe
     from ups.library.own_data import import_data
     from ups.library.recipe import load_recipe
+    from ups.library.reproduce import reproduce
     from ups.library.run import Run
     from ups.library.run_recipe import run_recipe
     from ups.library.scores import Comparison, Scores, compare, evaluate
@@ -43,6 +44,7 @@ __all__ = [
     "load_recipe",
     "model",
     "open_data",
+    "reproduce",
     "run_recipe",
     "train",
     "use_script",
@@ -66,6 +68,7 @@ _MODULES = {
     "load_recipe": "ups.library.recipe",
     "model": "ups.models.plain",
     "open_data": "ups.library.data",
+    "reproduce": "ups.library.reproduce",
     "run_recipe": "ups.library.run_recipe",
     "train": "ups.library.train",
     "use_script": "ups.registry",

@@ -21,12 +21,14 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "neuralop": "neuraloperator",
     "google_crc32c": "google-crc32c",
+    "model_signing": "model-signing",
     "mlflow": "mlflow-skinny",
 }
-# Brought by a declared distribution of which they are a part: exponax computes with jax, typer with click, FastAPI with
-# Starlette.
+# Brought by a declared distribution: exponax computes with jax, typer with click, FastAPI with Starlette, model-signing
+# with cryptography.
 PARTS = {
     "jax": "exponax",
+    "cryptography": "model-signing",
     "click": "typer",
     "starlette": "fastapi",
     "pydantic_core": "pydantic",

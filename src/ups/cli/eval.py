@@ -30,7 +30,7 @@ RecipeDataOption = Annotated[
 ]
 
 
-def _named_data(texts: list[str]) -> dict[str, str]:
+def named_data(texts: list[str]) -> dict[str, str]:
     """Task -> path, from `--data TASK=PATH`."""
     named = {}
     for text in texts:
@@ -70,7 +70,7 @@ def evaluate(
         model,
         split=split,
         tasks=task,
-        data=_named_data(data),
+        data=named_data(data),
         recipe_data=recipe_data,
         start_frame=start_frame,
         max_trajectories=trajectories,
@@ -259,7 +259,7 @@ def calibrate(
     """
     from ups.library.scores import calibrate as calibrate_model
 
-    documents = calibrate_model(model, data=_named_data(data), recipe_data=recipe_data, progress=not json)
+    documents = calibrate_model(model, data=named_data(data), recipe_data=recipe_data, progress=not json)
     if json:
         report({"tasks": {task: one.model_dump(mode="json") for task, one in documents.items()}})
         return

@@ -107,6 +107,7 @@ COMMANDS = (
     Command("sweep", "ups.cli.train:sweep_app", "a run for each combination of values", RUN),
     Command("launch", "ups.cli.launch", "the same run on a cluster, or on rented machines", RUN),
     Command("finetune", "ups.cli.train:finetune_app", "train a bundle further on your data", RUN),
+    Command("reproduce", "ups.cli.train:reproduce_app", "retrain a bundle and compare the two", RUN),
     Command("runs", "ups.cli.runs", "list, promote and clean up runs; a page about all", LOOK),
     Command("status", "ups.cli.runs:status_app", "what a run is doing now", LOOK),
     Command("track", "ups.cli.runs:track_app", "complete the trackers of a run", LOOK),
@@ -118,6 +119,7 @@ COMMANDS = (
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
     Command("serve", "ups.cli.serve", "simulators over HTTP, with shared batches", USE),
     Command("export", "ups.cli.eval:export_app", "write a bundle for other programs", USE),
+    Command("hub", "ups.cli.hub", "push, pull and sign bundles on the Hugging Face Hub", USE),
 )
 
 

@@ -30,7 +30,9 @@ MEAN_TRAJECTORIES = 64
 
 @app.command()
 def rollout(
-    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
+    bundle: Annotated[
+        str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, a run that has one, or hf://OWNER/NAME.")
+    ],
     source: Annotated[
         str | None,
         typer.Argument(
@@ -97,6 +99,7 @@ def rollout(
     Where INPUT has the frames that follow, truth, prediction and error stand side by side.
     """
     from ups import Simulator
+    from ups.inference.hub import local_bundle
     from ups.inference.results import VTKHDF_SUFFIX, check_new, write_vtkhdf
     from ups.inference.simulator import BundleWarning
 
@@ -117,7 +120,7 @@ def rollout(
         from ups.evaluation.figures import check_packages
 
         check_packages(film=film is not None)
-    model_dir = find_bundle(bundle)
+    model_dir = find_bundle(local_bundle(bundle))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BundleWarning)  # the result says it, too
         simulator = Simulator.load(model_dir, device=device, runtime=runtime)

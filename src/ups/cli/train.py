@@ -1,4 +1,4 @@
-"""`ups train`, `ups run`, `ups sweep` and `ups finetune`: options for a training, and what each prints."""
+"""`ups train`, `run`, `sweep`, `finetune` and `reproduce`: options for a training, and what each prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ups.cli.options import JsonOption, OverOption, PluginOption, RanksOption, R
 from ups.cli.output import note, report, say, styled, table
 from ups.config.recipe import recipe_file, resolve
 from ups.config.sweep import axes_of
-from ups.errors import ConfigError
+from ups.errors import ConfigError, GateError
 from ups.inference.stored_scores import stored_warnings
 from ups.library.recipe import stage_alone, without_place
 from ups.library.recipe_steps import before_gate
@@ -32,6 +32,7 @@ from ups.supervise.run_file import TRAINED, RunDocument, read_run
 from ups.supervise.why import faults_as_json
 
 if TYPE_CHECKING:
+    from ups.library.reproduce import Reproduction
     from ups.supervise.options import HostInfo
 
 app = new_app()
@@ -269,3 +270,55 @@ def finetune(
     changes = [*([f"run.name={name}"] if name else []), *set]
     resolved = resolve_finetuning(bundle, data, task, budget, changes)
     raise typer.Exit(start(resolved, run_dir_of(resolved, "", changes), ranks, json=json))
+
+
+reproduce_app = new_app()
+
+
+@reproduce_app.command()
+def reproduce(
+    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, a run that has one, or hf://...")],
+    data: Annotated[
+        list[str],
+        typer.Option(metavar="TASK=PATH", help="The data of a task; default made anew by its solver, in the run."),
+    ] = [],  # noqa: B006 - typer copies it
+    seeds: Annotated[
+        int, typer.Option(min=0, max=1000, help="Also train so many other seeds: how far scores differ by chance.")
+    ] = 0,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Retrain a bundle from what it says about its training, and compare: bitwise, within seed noise, or not.
+
+    Every difference that is known is named: seed, setting, data, version, machine. Exit code 9: neither bitwise nor
+    within seed noise. The same command continues an interrupted one.
+    """
+    from dataclasses import asdict
+
+    from ups.cli.eval import named_data
+    from ups.library.reproduce import reproduce as reproduce_bundle
+
+    output = Quiet() if json else Printed(say, styled)
+    result = reproduce_bundle(bundle, named_data(data), seeds=seeds, changes=set, output=output)
+    if json:
+        report(asdict(result))
+    else:
+        _say_reproduction(result)
+    raise typer.Exit(0 if result.reproduced else GateError.exit_code)
+
+
+def _say_reproduction(result: Reproduction) -> None:
+    rows = [["score", "bundle", "retrained", "standard deviations apart"]]
+    for row in result.scores:
+        apart = "not known" if row["std"] is None else f"{row['deviations']:.2g} (one is {row['std']:.2g})"
+        rows.append([f"{row['task']}: {row['score']}", f"{row['before']:.6g}", f"{row['now']:.6g}", apart])
+    say(table(rows))
+    for row in result.differences:
+        say("{kind} differs: {name} was {before} and is {now}".format(**row))
+    words = f"{result.num_tensors - result.num_differing} of {result.num_tensors} tensors are equal"
+    if result.num_differing and not result.differences:
+        words += "; nothing that the bundle records differs"
+    if result.verdict == "not bitwise":
+        words += "; seed noise is not known: --seeds 3 measures it"
+    say(f"{result.verdict}: {words}; {path_text(Path(result.bundle))}")

@@ -38,7 +38,7 @@ from ups.models.build import build_model, wrong_names
 from ups.models.stepper import OPERATOR, Stepper, former_name
 from ups.record.files import load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
-from ups.record.run_dir import BUNDLE_FILE, CALIBRATION_NAME, CONFIG_NAME, RunDir, is_bundle
+from ups.record.run_dir import BUNDLE_FILE, CALIBRATION_NAME, CARD_NAME, CONFIG_NAME, WEIGHTS_NAME, RunDir, is_bundle
 from ups.record.text import counted, printable
 from ups.registry import MODELS, SCRIPT
 from ups.spec.batch import Float64
@@ -47,7 +47,6 @@ from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
 FORMAT = "ups-bundle"
-WEIGHTS_NAME = "model.safetensors"
 VERSION = 2
 _ONE_NETWORK = 1  # the version that had `model` where `networks` are now
 MAX_JSON_BYTES = 16 * 2**20
@@ -65,6 +64,7 @@ class BundleInfo:
     was trained on; scores: task -> predictor -> metric -> value, with the protocol they were measured by; provenance:
     label -> value (recipe hash, steps, data identities); assumptions: task -> what was assumed about its data, a
     sentence each; stages: what each stage of the run brought, as rows (stage, task, figure, against, before, after);
+    made_with: what else decides the bits of a training, label -> value (versions, ranks, solvers; `ups.run.trained`);
     version: of the format that it was read from.
     """
 
@@ -77,6 +77,7 @@ class BundleInfo:
     provenance: Mapping[str, str] = field(default_factory=dict)
     assumptions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stages: tuple[Mapping[str, Any], ...] = ()
+    made_with: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -112,6 +113,7 @@ class BundleInfo:
             "provenance": dict(self.provenance),
             "assumptions": {name: list(texts) for name, texts in self.assumptions.items()},
             "stages": [dict(row) for row in self.stages],
+            "made_with": dict(self.made_with),
         }
 
 
@@ -138,7 +140,7 @@ def write_bundle(
     text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
     (temporary / BUNDLE_FILE).write_text(text + "\n", encoding="utf-8")
     (temporary / CONFIG_NAME).write_text(config_text, encoding="utf-8")
-    (temporary / "card.md").write_text(card, encoding="utf-8")
+    (temporary / CARD_NAME).write_text(card, encoding="utf-8")
     if stated:
         write_calibration(temporary / CALIBRATION_NAME, stated)
     commit_directory(temporary, directory)
@@ -217,6 +219,7 @@ class _Document(BaseModel):
     provenance: dict[str, str] = {}
     assumptions: dict[str, list[str]] = {}
     stages: list[dict[str, Any]] = Field([], max_length=MAX_ROWS)
+    made_with: dict[str, str] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -272,6 +275,7 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         provenance=document.provenance,
         assumptions={name: tuple(texts) for name, texts in document.assumptions.items()},
         stages=tuple(map(_stage_row, document.stages)),
+        made_with=document.made_with,
         version=document.version,
     )
 

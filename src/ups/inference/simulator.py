@@ -29,6 +29,7 @@ from ups.inference.bundle import Bundle, BundleInfo, load_bundle
 from ups.inference.calibration import Quantities, Watch
 from ups.inference.domain import fit_domain, is_dataset
 from ups.inference.fit import ERROR_LEVEL, INITIAL_STATE, Fit, Problem, fit
+from ups.inference.hub import local_bundle
 from ups.inference.inputs import Start, check_parameters, read_start, suggestion
 from ups.inference.onnx_steps import OnnxSteps, check_runtime
 from ups.inference.query import Interpolant, query_result
@@ -68,14 +69,15 @@ class Simulator:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", runtime: str = "eager") -> Self:
-        """Load a bundle. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
+        """Load a bundle: a directory, or `hf://OWNER/NAME@REVISION` on the Hugging Face Hub.
 
+        device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
         runtime: of rollouts: 'eager' torch; 'onnx' for onnxruntime on the CPU, which exports a task where that was not
         done; 'auto' for onnxruntime where there is an export and it is faster (docs/export.md).
         Warns (`BundleWarning`) of a bundle that is not better than a baseline.
         """
         chosen = check_runtime(runtime, _device("cpu" if runtime == "onnx" and device == "auto" else device))
-        bundle = load_bundle(path, chosen)
+        bundle = load_bundle(local_bundle(path), chosen)
         for text in bundle_warnings(bundle.info.scores, bundle.info.provenance):
             warnings.warn(f"{path}: {text}", BundleWarning, stacklevel=2)
         return cls(bundle, chosen, runtime)

@@ -16,9 +16,13 @@ from ups.errors import ConfigError
 RUNS = "runs"
 # A run and a bundle both hold their resolved recipe under this name.
 CALIBRATION_NAME = "calibration.safetensors"
+CARD_NAME = "card.md"
 CONFIG_NAME = "config.yaml"
+WEIGHTS_NAME = "model.safetensors"
 # By this file a bundle is recognized.
 BUNDLE_FILE = "bundle.json"
+# All that a bundle may hold, besides the marks of its commit.
+BUNDLE_FILES = frozenset({BUNDLE_FILE, WEIGHTS_NAME, CALIBRATION_NAME, CARD_NAME, CONFIG_NAME})
 SCORES_NAME = "scores.json"
 
 

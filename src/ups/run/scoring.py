@@ -302,6 +302,7 @@ def make_bundle(
         provenance=trained.identity,
         assumptions={reader.task.name: reader.assumptions for reader in trained.readers if reader.assumptions},
         stages=tuple(trained.stages),
+        made_with=trained.made_with,
     )
     card = write_card(trained.name, info, stated)
     return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card, stated=stated)

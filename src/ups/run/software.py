@@ -31,6 +31,8 @@ WHAT_IT_ADDS = {
     "buckets": "S3, GCS and web servers as places of data and of copies of runs",
     "export": "steps as ONNX files, and rollouts through onnxruntime",
     "serve": "a server of simulators over HTTP",
+    "hub": "bundles on the Hugging Face Hub",
+    "sign": "signatures of bundles (OpenSSF Model Signing)",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",

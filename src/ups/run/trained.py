@@ -7,15 +7,20 @@ trains the operator itself as an ensemble is also compared with the operator tha
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ups.buckets.block_cache import use_cache
+from ups.buckets.path import data_path
 from ups.config.schema import EngineConfig, Recipe
 from ups.data.open import open_task
 from ups.distributed.environment import RankEnvironment
@@ -24,13 +29,15 @@ from ups.distributed.strategies import weight_dtype
 from ups.errors import CheckpointError, ConfigError, DataError
 from ups.formats.base import Reader
 from ups.formats.held_out import HeldOutElsewhere
+from ups.formats.zarr_store import is_own_store, read_store_attributes
 from ups.inference.bundle import BundleInfo, load_bundle
 from ups.inference.stored_scores import TOO_SHORT
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.record.checkpoints import latest_verified, read_progress
+from ups.record.files import read_object
 from ups.record.manifest import verify
-from ups.record.run_dir import find_model, is_bundle
+from ups.record.run_dir import RunDir, find_model, is_bundle
 from ups.record.text import printable
 from ups.run.directory import check_recipe, check_statistics, read_run_recipe, read_statistics
 from ups.run.progress_line import read_rows
@@ -49,7 +56,8 @@ class Trained:
     """A model with the data it is scored on.
 
     identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known. stages: as
-    a bundle has them (`ups.inference.bundle`). elsewhere: the data is not that of the training.
+    a bundle has them (`ups.inference.bundle`). elsewhere: the data is not that of the training. made_with: of a run,
+    what decides the bits of its training besides recipe and data.
     """
 
     name: str
@@ -61,6 +69,7 @@ class Trained:
     step: int
     stages: Sequence[Mapping[str, Any]] = ()
     elsewhere: bool = False
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_trained(
@@ -210,9 +219,32 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     identity = {"run": name, "recipe": resolved.hash, "checkpoint": chosen.name, "step": str(step)}
     identity |= {TOO_SHORT: text} if (text := too_short(recipe, progress)) else {}
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
-    return Trained(
-        name, stepper.eval(), readers, recipe, resolved.text, identity, step, stages=stage_gains(path, recipe)
-    )
+    starts = {} if known is None else {n: text for n, text in known.data.items() if n.endswith(".start_from")}
+    facts = made_with(path, recipe) | {f"weights {n}": sha256 for n, sha256 in starts.items()}
+    model = (name, stepper.eval(), readers, recipe, resolved.text, identity, step)
+    return Trained(*model, stages=stage_gains(path, recipe), made_with=facts)
+
+
+def made_with(run_dir: Path, recipe: Recipe) -> dict[str, str]:
+    """What decides the bits of a training besides recipe and data. `solver TASK: ...`: what its store was asked for."""
+    described = read_object(RunDir(run_dir).environment) or {}
+    software, variables = (described.get(name) or {} for name in ("software", "variables"))
+    versions = {"ups": software.get("ups"), **(software.get("libraries") or {})}
+    ranks = described.get("ranks", 1)
+    threads = recipe.engine.threads or (1 if ranks != 1 else variables.get("OMP_NUM_THREADS"))
+    facts = {f"version {name}": versions.get(name) for name in ("ups", "python", "torch", "numpy")}
+    facts |= {"ranks": ranks, "threads": threads or described.get("usable_cpus")}
+    # Of this process: a run is scored on the kind of host that trained it.
+    gpu = f" {torch.cuda.get_device_name()}" if torch.cuda.is_available() and recipe.engine.device != "cpu" else ""
+    facts["processor"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}{gpu}"
+    for task in recipe.data.tasks:
+        (path, *more) = task.paths
+        stored = {} if more or not is_own_store(path) else read_store_attributes(data_path(path)).get("generator")
+        if isinstance(stored, dict) and isinstance(stored.get("request"), dict):
+            libraries = {"generator": stored.get("version"), **(stored.get("libraries") or {})}
+            facts = {f"version {name}": value for name, value in libraries.items()} | facts
+            facts |= {f"solver {task.name}: {name}": json.dumps(value) for name, value in stored["request"].items()}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
