@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.protocol.recipes import JOINT, Entry
-from ups.errors import MissingExtraError, UpsError
+from ups.errors import UpsError
 from ups.record.files import write_file_atomically
 
 FOLDER = "pictures"
@@ -45,9 +45,6 @@ def write_pictures(document: Mapping[str, Any], out: Path, data: Path) -> dict[s
     for name, make in makers.items():
         try:
             drawn = make()
-        except MissingExtraError as error:
-            log.warning("no pictures: %s", error)
-            return {}
         except UpsError as error:
             log.warning("no picture %s: %s", name, error)
             continue
@@ -63,7 +60,7 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
     from benchmarks.protocol.charts import task_page
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
-    from ups.evaluation.figures import check_packages, examples
+    from ups.evaluation.figures import examples
     from ups.evaluation.results import trajectory_means
     from ups.evaluation.rollout import RolloutPlan, score_task
     from ups.inference.bundle import load_bundle
@@ -72,7 +69,6 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
     chosen = median_seed(rows)
     if chosen is None:
         return None
-    check_packages(film=False)
     model, seed, tasks = chosen
     stepper = load_bundle(out / "runs" / Entry(model, tasks, seed, {}).name / "bundle").stepper
     shown, errors = [], []

@@ -7,7 +7,9 @@ else; they are links to the packages of the running environment (`environments.c
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -18,7 +20,11 @@ from tests.integration.environments import ROOT, core_environment, run, start
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STORED = ROOT / "tests" / "unit" / "inference" / "bundles" / "v1" / "latent_operator"
-EXTRAS = ("matplotlib", "imageio", "imageio_ffmpeg", "scipy", "exponax", "jax", "neuralop", "pytest")
+EXTRAS = ("imageio", "imageio_ffmpeg", "scipy", "exponax", "jax", "neuralop", "pytest")
+NETWORK_CAN_BE_TAKEN = (
+    shutil.which("unshare") is not None
+    and subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True).returncode == 0
+)
 PROGRAM = """
 import sys
 import numpy as np, xarray, ups
@@ -74,14 +80,31 @@ def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environm
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("option", "name"), [("--picture", "picture.png"), ("--film", "film.mp4")])
-def test_a_picture_is_refused_before_any_work_with_the_name_of_the_extra(
-    environment: Path, desk: Path, option: str, name: str
-) -> None:
-    command = ("rollout", "bundle", "start.nc", "--task", "advection", "-o", "unwanted.zarr", option, name)
-    done = start(environment / "ups", *command, cwd=desk)
+def test_a_picture_and_a_gif_need_no_extra_and_an_mp4_is_refused_before_any_work(environment: Path, desk: Path) -> None:
+    command = ("rollout", "bundle", "start.nc", "--task", "advection", "-o", "{}.zarr", "--film", "{}")
+    done = start(environment / "ups", *(word.format("film.mp4") for word in command), cwd=desk)
     assert done.returncode == 5, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: missing_extra: ")
     assert "in the checkout: pip install '.[report]'" in line
-    assert not (desk / "unwanted.zarr").exists()
+    assert not (desk / "film.mp4.zarr").exists()
+    run(environment / "ups", *(word.format("film.gif") for word in command), "--picture", "picture.png", cwd=desk)
+    assert (desk / "film.gif").read_bytes().startswith(b"GIF89a")
+    assert (desk / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (ROOT / "src/ups/shipped/ups-joint").is_dir(), reason="this checkout has no shipped model")
+def test_after_the_install_a_film_takes_less_than_30_seconds_and_no_network(environment: Path, tmp_path: Path) -> None:
+    """CPU seconds, because tests run next to others; matplotlib looks for fonts in them, as in any new home."""
+    offline = ("unshare", "--user", "--map-root-user", "--net") if NETWORK_CAN_BE_TAKEN else ()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = run(*offline, environment / "ups", "demo", cwd=tmp_path).splitlines()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert said[0].startswith("ups-joint, one model for ")
+    assert said[-1] == "wrote ups-demo-ns2d.gif"
+    assert 10_000 < (tmp_path / "ups-demo-ns2d.gif").stat().st_size < 3_000_000
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30
+    names = json.loads(run(environment / "ups", "models", "--json", cwd=tmp_path))
+    assert Path(names["ups-joint"]["path"]).is_relative_to(environment.parent.resolve())

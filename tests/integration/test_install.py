@@ -16,6 +16,7 @@ import pytest
 from tests.integration.environments import ROOT, core_environment, run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SHIPPED = ROOT / "src" / "ups" / "shipped"
 INSTALL_PAGE = ROOT / "docs" / "install.md"
 
 
@@ -32,6 +33,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_its_license_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "ups").rglob("*.py")}
+    sources |= {p.relative_to(ROOT / "src").as_posix() for p in SHIPPED.rglob("*") if p.is_file()}
     assert sources <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"ups", "universal_simulator"}

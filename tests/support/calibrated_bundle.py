@@ -10,9 +10,11 @@ import numpy as np
 
 from tests.support.small_bundle import ADVECTION, DARCY, FLOW, grid, make_bundle
 from ups.config.model import MultiscaleConfig
+from ups.config.recipe import resolve_data
+from ups.data.pack import pack
 from ups.formats.base import Array, Reader, Source
 from ups.formats.set_aside import SetAside
-from ups.inference.bundle import load_bundle, write_bundle
+from ups.inference.bundle import load_bundle, write_bundle, write_card
 from ups.run.calibrate import calibrate, choose
 from ups.spec.task import Role, TaskSpec
 
@@ -71,3 +73,24 @@ def calibrated_bundle(path: Path, more: tuple[TaskSpec, ...] = ()) -> Path:
     found |= calibrate(trained, chosen)
     text, card = (path / "config.yaml").read_text(), (path / "card.md").read_text()
     return write_bundle(path, bundle.stepper, bundle.info, config_text=text, card=card, stated=found)
+
+
+def make_shipped(folder: Path) -> Path:
+    """FOLDER/bundle and FOLDER/states/TASK.zarr, as `benchmarks/model/ship.py` writes them; returns the bundle."""
+    for task in TASKS:
+        pack(Drawn(task), folder / "states" / f"{task.name}.zarr")
+    bundle = load_bundle(calibrated_bundle(folder / "bundle"))
+    recipe = {
+        "version": 1,
+        "run": {"name": folder.name},
+        "data": {
+            "tasks": [{"name": t.name, "path": f"data/{t.name}.zarr", "calibration_fraction": 0.5} for t in TASKS]
+        },
+        "model": bundle.info.model.model_dump(mode="json"),
+        "stages": [{"type": "operator", "steps": 1}],
+    }
+    card = write_card(folder.name, bundle.info, bundle.calibrations)
+    text = resolve_data(recipe).text
+    return write_bundle(
+        bundle.path, bundle.stepper, bundle.info, config_text=text, card=card, stated=bundle.calibrations
+    )

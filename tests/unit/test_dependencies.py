@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
     "mlflow": "mlflow-skinny",
 }
 # Brought by a declared distribution: exponax computes with jax, typer with click, FastAPI with Starlette, model-signing
-# with cryptography.
+# with cryptography, matplotlib writes with Pillow.
 PARTS = {
     "jax": "exponax",
     "cryptography": "model-signing",
@@ -35,6 +35,7 @@ PARTS = {
     "typing_extensions": "pydantic",
     "imageio_ffmpeg": "imageio",
     "mpl_toolkits": "matplotlib",
+    "PIL": "matplotlib",
     "onnx_ir": "onnxscript",
 }
 # Used without an import: programs, and a backend that xarray looks up by name.

@@ -77,12 +77,10 @@ def _bench_recipe(recipe: str, models: list[str], out: str, changes: list[str], 
 
     from ups.cli.eval import show
     from ups.config.recipe import recipe_file, resolve
-    from ups.evaluation.figures import check_packages
     from ups.library.bench import bench_recipe
     from ups.record.text import path_text
     from ups.run.directory import run_dir_of
 
-    check_packages(film=False)  # before hours of training
     resolved = resolve(recipe_file(recipe), changes)
     run_dir = run_dir_of(resolved, recipe, changes)
     folder = Path(out).resolve() if out else run_dir.with_name(f"{run_dir.name}-bench")

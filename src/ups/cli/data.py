@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from ups.cli.data_fetch import cache, fetch
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 from ups.errors import ConfigError, DataError
+from ups.record.processes import usable_cores
 from ups.record.text import duration_text, size_text
 from ups.run.progress_line import ProgressLine
 
@@ -136,7 +136,7 @@ def generate(
         results = run(
             requests,
             Path(out),
-            num_processes=processes if processes is not None else len(os.sched_getaffinity(0)),
+            num_processes=processes if processes is not None else usable_cores(),
             format="pdebench" if format == "pdebench" else "store",
             overwrite=overwrite,
             on_progress=lambda done, total, task: line.count(task, done, total, "chunks"),

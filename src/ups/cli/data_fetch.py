@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from ups.data.download import shown
 from ups.data.fetch import catalog, plan
 from ups.data.fetch import fetch as run
 from ups.errors import ConfigError
+from ups.record.processes import usable_cores
 from ups.record.text import counted, duration_text, path_text, size_text
 from ups.run.progress_line import ProgressLine
 
@@ -171,7 +171,7 @@ def _write(
             stepper,
             opened,
             elsewhere=(recipe, index),
-            num_processes=processes or len(os.sched_getaffinity(0)),
+            num_processes=processes or usable_cores(),
             facts=gain.to_json(),
             progress=lambda done, total: line.count("encoding", done, total, "files"),
         )

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, OnlyTasksOption, PluginOption, StartFrameOption, new_app
+from ups.cli.options import BUNDLE_HELP, JsonOption, OnlyTasksOption, PluginOption, StartFrameOption, new_app
 from ups.cli.output import note, report, say, styled
 from ups.errors import ConfigError
 from ups.inference.stored_scores import stored_warnings, written_words
+from ups.record.run_dir import find_bundle
+from ups.record.text import path_text
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def named_data(texts: list[str]) -> dict[str, str]:
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A run, or a bundle.")],
+    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help=BUNDLE_HELP)],
     split: Annotated[str, typer.Option(help="Which trajectories: test or valid.")] = "test",
     task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006 - typer copies it
@@ -227,7 +229,6 @@ def torch_programs(
 def _export(model: str, kind: str, out: str | None, tasks: list[str], *, json: bool) -> None:
     from ups.inference.bundle import load_bundle
     from ups.inference.export import export, export_path
-    from ups.record.run_dir import find_bundle
 
     path = find_bundle(model)
     directory, differences = Path(out) if out else export_path(path, kind), dict[str, float]()
@@ -247,7 +248,7 @@ calibrate_app = new_app()
 
 @calibrate_app.command()
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
+    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help=BUNDLE_HELP)],
     data: DataOption = [],  # noqa: B006 - typer copies it
     recipe_data: RecipeDataOption = False,
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
@@ -264,3 +265,4 @@ def calibrate(
         report({"tasks": {task: one.model_dump(mode="json") for task, one in documents.items()}})
         return
     say("\n".join(f"{task}: {one.words()}" for task, one in documents.items()))
+    say(f"wrote {path_text(find_bundle(model))}")

@@ -91,12 +91,15 @@ class Command(NamedTuple):
         return app
 
 
+START = "Look around"
 PREPARE = "Get ready"
 RUN = "Train"
 LOOK = "Know what happened"
 USE = "Use the result"
 
 COMMANDS = (
+    Command("demo", "ups.cli.rollout:demo_app", "a film by the model that comes with the package", START),
+    Command("models", "ups.cli.models", "the models that come with the package, and their scores", START),
     Command("config", "ups.cli.config", "show, check or compare recipes; schema for editors", PREPARE),
     Command("data", "ups.cli.data", "generate, import, inspect, validate, pack or cache data", PREPARE),
     Command("init", "ups.cli.config:init_app", "a recipe and a description for data of your own", PREPARE),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+BUNDLE_HELP = "A bundle, a run that has one, or the name of a shipped model (ups models)."
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or a run directory.")]
 SetOption = Annotated[
     list[str],

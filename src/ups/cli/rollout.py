@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, PluginOption, StartFrameOption, new_app
+from ups.cli.options import BUNDLE_HELP, JsonOption, PluginOption, StartFrameOption, new_app
 from ups.cli.output import note, report, say
 from ups.config.schema import TaskConfig
 from ups.errors import ConfigError, DataError
-from ups.record.run_dir import find_bundle
+from ups.record.run_dir import find_bundle, shipped_models, states_beside
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -30,14 +31,13 @@ MEAN_TRAJECTORIES = 64
 
 @app.command()
 def rollout(
-    bundle: Annotated[
-        str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, a run that has one, or hf://OWNER/NAME.")
-    ],
+    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help=BUNDLE_HELP)],
     source: Annotated[
         str | None,
         typer.Argument(
             metavar="INPUT",
-            help="Where to start: a store, or a NumPy, HDF5, NetCDF or Zarr file; default the data of the run.",
+            help="Where to start: a store, or a NumPy, HDF5, NetCDF or Zarr file; default the data of the run, or what "
+            "came with the model.",
         ),
     ] = None,
     out: Annotated[
@@ -52,8 +52,10 @@ def rollout(
     reversed_axes: Annotated[
         bool, typer.Option("--reversed-axes", help="Write variables in the order time, z, y, x.")
     ] = False,
-    film: Annotated[str | None, typer.Option(metavar="FILE.mp4", help="Make a film (extra: report).")] = None,
-    picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture (extra: report).")] = None,
+    film: Annotated[
+        str | None, typer.Option(metavar="FILE.mp4", help="Make a film: FILE.gif, or FILE.mp4 (extra: report).")
+    ] = None,
+    picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture.")] = None,
     field: Annotated[
         str | None, typer.Option(metavar="NAME", help="Field to draw, such as h or velocity_x; default the first.")
     ] = None,
@@ -94,36 +96,33 @@ def rollout(
 ) -> None:
     """Simulate step by step from a state of INPUT, and write the result, a picture or a film.
 
-    Without INPUT it starts from the data that was trained on, from a trajectory of the test split.
+    Without INPUT it starts from a test trajectory of what came with the model, or of the data it was trained on.
 
     Where INPUT has the frames that follow, truth, prediction and error stand side by side.
     """
-    from ups import Simulator
     from ups.inference.hub import local_bundle
     from ups.inference.results import VTKHDF_SUFFIX, check_new, write_vtkhdf
-    from ups.inference.simulator import BundleWarning
 
     if out is None and film is None and picture is None:
         raise ConfigError(
             "nothing to write", hint="give -o RESULT.zarr or RESULT.nc, --film FILM.mp4 or --picture PICTURE.png"
         )
-    for suffix, option, name in ((".mp4", "--film", film), (".png", "--picture", picture)):
-        if out is not None and Path(out).suffix.lower() == suffix:
+    for suffixes, option, name in (((".mp4", ".gif"), "--film", film), ((".png",), "--picture", picture)):
+        if out is not None and Path(out).suffix.lower() in suffixes:
             raise ConfigError(f"-o writes numbers, not {out}", hint=f"give {option} {out} instead")
-        if name is not None and Path(name).suffix.lower() != suffix:
-            kind = suffix.removeprefix(".").upper()
-            raise ConfigError(f"{option} writes {kind}, not '{name}'", hint=f"give a name that ends in {suffix}")
+        if name is not None and Path(name).suffix.lower() not in suffixes:
+            ends = " or ".join(suffixes)
+            kinds = ends.replace(".", "").upper()
+            raise ConfigError(f"{option} writes {kinds}, not '{name}'", hint=f"give a name that ends in {ends}")
     vtkhdf = out is not None and Path(out).suffix == VTKHDF_SUFFIX
     if vtkhdf:
         check_new(Path(out or ""))
-    if film is not None or picture is not None:
-        from ups.evaluation.figures import check_packages
+    if film is not None and not film.lower().endswith(".gif"):
+        from ups.evaluation.figures import ffmpeg
 
-        check_packages(film=film is not None)
+        ffmpeg()  # before long work, not after
     model_dir = find_bundle(local_bundle(bundle))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BundleWarning)  # the result says it, too
-        simulator = Simulator.load(model_dir, device=device, runtime=runtime)
+    simulator = _load(model_dir, device, runtime)
     spec = simulator.task(task)
     channel = _channel(spec, field)
     start = _read_input(simulator, spec, _data(model_dir, spec, source, problem), split, trajectory, start_frame)
@@ -159,7 +158,7 @@ def rollout(
     say(_summary(spec, start, count, errors, members) + _divergence(result))
     if level is not None:
         for fields in spec.fields_of(spec.predicted):
-            say(_error_words(fields.name, result[f"{fields.name}_error"], level))
+            say(_error_words(fields.name, result[f"{fields.name}_error"], level, _measured(example, fields.name)))
     for text in start.notes:
         note(f"note: {text}")
     if result.attrs["warnings"]:
@@ -169,6 +168,14 @@ def rollout(
     if example is not None and (film or picture) and field is None and len(example.channels) > 1:
         others = ", ".join(example.channels[1:])
         note(f"note: drawn is {example.channels[0]}; --field draws {others}")
+
+
+def _load(bundle: Path, device: str = "auto", runtime: str = "eager") -> Simulator:
+    from ups.inference.simulator import BundleWarning, Simulator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BundleWarning)  # the result says it, too
+        return Simulator.load(bundle, device=device, runtime=runtime)
 
 
 def _channel(spec: TaskSpec, field: str | None) -> int:
@@ -221,12 +228,34 @@ def _judged(result: Any) -> list[dict[str, Any]]:
     return judged
 
 
-def _error_words(name: str, errors: Any, level: float) -> str:
-    """What is stated about a field of the first sample."""
-    known = errors.isel({"sample": 0} if "sample" in errors.dims else {}).values.ravel()
-    known = known[known == known]  # NaN where nothing is stated
-    ends = " to ".join(f"{value:.3g}" for value in known[:: max(1, len(known) - 1)][:2]) or "no statement"
-    return f"RMS error of {name}{' at each time' * ('time' in errors.dims)}, with a chance of {level:g} below {ends}"
+def _error_words(name: str, errors: Any, level: float, measured: Any = None) -> str:
+    """What is stated about a field of the first sample. measured: its RMS error at each time, where that is known."""
+    stated = errors.isel({"sample": 0} if "sample" in errors.dims else {}).values.ravel()
+    when = " at each time" * ("time" in errors.dims)
+    text = f"RMS error of {name}{when}, with a chance of {level:g} below {_ends(stated) or 'no statement'}"
+    return text if measured is None else f"{text}; measured {_ends(measured)}"
+
+
+def _ends(values: Any) -> str:
+    """The first and the last of the values that are known: NaN where nothing is stated."""
+    known = values[values == values]
+    return " to ".join(f"{value:.3g}" for value in known[:: max(1, len(known) - 1)][:2])
+
+
+def _measured(example: Example | None, field: str) -> Any:
+    """(T,): the RMS error of a field at each time, as error bars state it; None without the truth."""
+    if example is None or example.truth is None:
+        return None
+    import torch
+
+    from ups.models.error_model import field_rms
+    from ups.spec.grid import point_weights
+
+    per_point = point_weights(example.task.axes, example.coordinates)
+    weights = None if per_point is None else torch.from_numpy(per_point)
+    names = [one.name for one in example.task.fields_of(example.task.predicted)]
+    difference = torch.from_numpy(example.prediction - example.truth)
+    return field_rms(difference, example.task, weights)[:, names.index(field)].numpy()
 
 
 def _diverged_at(result: Any) -> list[int | None]:
@@ -304,6 +333,8 @@ def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None)
     """The data to start from: what was asked for, or that of the run."""
     from ups.library.finetune import description_for, own_data
 
+    if source is None and (states := states_beside(bundle, spec.name)) is not None:
+        return TaskConfig(name=spec.name, path=str(states))
     if source is None:
         known = own_data(bundle, spec.name)
         if known.description is not None or not isinstance(known.path, str):
@@ -492,11 +523,12 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
 
 def _draw(example: Example, channel: int, film: str | None, picture: str | None) -> list[str]:
     from ups.evaluation.figures import even, fields_png
-    from ups.evaluation.figures import film as make_film
+    from ups.evaluation.figures import film as draw_film
     from ups.record.files import write_file_atomically
 
     written = []
     example = even(example)
+    make_film = functools.partial(draw_film, gif=(film or "").lower().endswith(".gif"))
     for name, draw in ((picture, fields_png), (film, make_film)):
         if name is not None:
             content = draw(example, channel)
@@ -505,3 +537,55 @@ def _draw(example: Example, channel: int, film: str | None, picture: str | None)
             write_file_atomically(Path(name), content)
             written.append(name)
     return written
+
+
+demo_app = new_app()
+# Shown where no task is asked for: a plane that moves.
+DEMO_MODEL, DEMO_TASK, DEMO_LEVEL = "ups-joint", "ns2d", 0.9
+
+
+@demo_app.command()
+def demo(
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help=f"Which task; default {DEMO_TASK}.")] = None,
+    trajectory: Annotated[int, typer.Option(help="Which of the test trajectories that came along.", min=0)] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Roll out the model that comes with the package, and make a film of prediction, truth and error here."""
+    import time
+
+    from ups.evaluation.figures import film_suffix
+
+    model = shipped_models().get(DEMO_MODEL)
+    if model is None:
+        raise ConfigError(f"this copy of ups comes without {DEMO_MODEL}", hint="install the released package")
+    simulator = _load(model)
+    spec = simulator.task(task or DEMO_TASK)
+    start = _read_input(simulator, spec, _data(model, spec, None, None), "test", trajectory, None)
+    count = 1 if spec.steady else start.num_true_steps
+    began = time.perf_counter()
+    with ProgressLine(quiet=json) as line:
+        result = simulator.rollout(
+            **start.arguments,
+            steps=count,
+            task=spec.name,
+            level=DEMO_LEVEL,
+            progress=lambda done: line.count("rollout", done, count, "steps"),
+        )
+        seconds = (time.perf_counter() - began) / count
+        line.working("drawing")
+        example = _example(spec, result, start, 1)
+        name = f"ups-demo-{spec.name}{'.png' if spec.steady else film_suffix()}"
+        _draw(example, 0, None if spec.steady else name, name if spec.steady else None)
+    errors = _errors(example, start)
+    if json:
+        facts = {"model": DEMO_MODEL, "task": spec.name, "steps": count, "errors": errors, "seconds_per_step": seconds}
+        report(facts | {"written": [name], "samples": _judged(result), "attributes": dict(result.attrs)})
+        return
+    say(f"{DEMO_MODEL}, one model for {', '.join(simulator.tasks)}")
+    say(_summary(spec, start, count, errors, None) + _divergence(result))
+    for field in spec.fields_of(spec.predicted):
+        say(_error_words(field.name, result[f"{field.name}_error"], DEMO_LEVEL, _measured(example, field.name)))
+    say(f"{1e3 * seconds:.3g} ms per step")
+    if result.attrs["warnings"]:
+        note(f"warning: {result.attrs['warnings']}")
+    say(f"wrote {name}")

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ups.cli.launch import app as launch
-from ups.cli.options import JsonOption, OverOption, PluginOption, RanksOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import (
+    BUNDLE_HELP,
+    JsonOption,
+    OverOption,
+    PluginOption,
+    RanksOption,
+    RecipeArgument,
+    SetOption,
+    new_app,
+)
 from ups.cli.output import note, report, say, styled, table
 from ups.config.recipe import recipe_file, resolve
 from ups.config.sweep import axes_of
@@ -248,7 +257,7 @@ finetune_app = new_app()
 
 @finetune_app.command()
 def finetune(
-    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
+    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help=BUNDLE_HELP)],
     data: Annotated[str, typer.Argument(metavar="DATA", help="A store or a file, as `ups data inspect` reads it.")],
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="Time to train.", min=0.001)] = 300.0,
     name: Annotated[str | None, typer.Option(help="Name of the run; default TASK-finetuned.")] = None,

@@ -1,8 +1,8 @@
 """The card of a data set (metadata and a few trajectories), and its picture: fields in space and time, with units.
 
-The picture needs matplotlib (extra `report`). 1D: one row per field, a map of space and time for several trajectories
-and their profiles at a few times. 2D: frames in time, one row per field and trajectory. 3D: the middle plane along the
-last axis. Steady: given fields next to what is asked for.
+1D: one row per field, a map of space and time for several trajectories and their profiles at a few times. 2D: frames in
+time, one row per field and trajectory. 3D: the middle plane along the last axis. Steady: given fields next to what is
+asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from ups.buckets.path import BucketPath, data_path
 from ups.data.open import DESCRIBED, recognized
-from ups.errors import DataError, MissingExtraError
+from ups.errors import DataError
 from ups.formats.base import Reader
 from ups.formats.described import DescribedReader
 from ups.formats.zarr_store import StoreReader
@@ -191,11 +191,9 @@ NUM_FRAMES = 5
 
 def draw(reader: Reader, path: str | Path, *, split: str = "train") -> Path:
     """Write the picture of a few trajectories of a split to `path` (png, pdf or svg)."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError.of("report", "matplotlib", "a picture of data") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     available = reader.splits.get(split, 0)
     if not available:
         raise DataError(f"task '{reader.task.name}' has no trajectories in split '{split}' to draw")

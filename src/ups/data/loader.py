@@ -8,6 +8,7 @@ there is an accelerator, and knows the position, which is one integer: the step.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from ups.data.rank_source import EXTRA, ArrayBatch, RankSource, WindowIndex, rea
 from ups.data.read_ahead import ReadAhead
 from ups.data.sampler import Cut, build_sampler
 from ups.data.worker_pool import MAX_ASKED, WorkerPool
-from ups.errors import CheckpointError, ConfigError, DataError, UpsError
+from ups.errors import CheckpointError, ConfigError, DataError, MachineError, UpsError
 from ups.formats.base import Reader
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import TaskSpec
@@ -68,6 +69,8 @@ class Loader:
         if self._closed:
             raise DataError("the loader is closed")
         if self._config.workers and self._pool is None:
+            if not hasattr(os, "memfd_create"):
+                raise MachineError("reader processes need Linux", hint="read in the loop: data.loader.workers=0")
             self._pool = WorkerPool(
                 self.source,
                 num_workers=self._config.workers,

@@ -1,4 +1,4 @@
-"""Fields of a few trajectories, as pictures (PNG) and films (MP4); the charts of scores are in `report`.
+"""Fields of a few trajectories, as pictures (PNG) and films (MP4, GIF); the charts of scores are in `report`.
 
 Where the truth is known it is next to the prediction, with their difference; else only the prediction is drawn. Colors:
 Okabe and Ito's palette for lines (can be distinguished by color-blind people, and by line style too), viridis for
@@ -10,11 +10,14 @@ the title gives its range. Frames of a prediction that has diverged are marked, 
 from __future__ import annotations
 
 import base64
+import functools
+import importlib.util
 import io
+import itertools
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -151,27 +154,24 @@ def _interpolated(values: Float64, dim: int, points: Float64, wanted: Float64) -
     return np.asarray(left + part.reshape(shape) * (right - left))
 
 
-def check_packages(*, film: bool) -> None:
-    """Raises MissingExtraError without what pictures (or films too) need: to be asked before long work, not after."""
-    pyplot()
-    if film:
-        _ffmpeg()
-
-
-def _ffmpeg() -> Any:
+def ffmpeg() -> Any:
+    """The package that encodes MP4. Raises MissingExtraError without it; GIF needs nothing."""
     try:
         import imageio_ffmpeg
     except ImportError as error:
-        raise MissingExtraError.of("report", "imageio[ffmpeg]", "making a film") from error
+        raise MissingExtraError.of("report", "imageio[ffmpeg]", "a film as .mp4 (.gif needs no package)") from error
     return imageio_ffmpeg
 
 
+def film_suffix() -> str:
+    """'.mp4' where it can be encoded, else '.gif'."""
+    return ".gif" if importlib.util.find_spec("imageio_ffmpeg") is None else ".mp4"
+
+
 def pyplot() -> Any:
-    """matplotlib.pyplot without a screen; a clear error where matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError.of("report", "matplotlib", "drawing pictures") from error
+    """matplotlib.pyplot without a screen."""
+    import matplotlib
+
     matplotlib.rcdefaults()  # not what a `matplotlibrc` in the current directory says, such as to run LaTeX
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -455,16 +455,16 @@ def _has_diverged(example: Example, step: int) -> bool:
     return example.diverged_at is not None and step >= example.diverged_at
 
 
-def film(example: Example, channel: int, seconds: float = math.inf) -> bytes | None:
-    """Truth, prediction and error moving together, as MP4; None for a single step.
+def film(example: Example, channel: int, seconds: float = math.inf, *, gif: bool = False) -> bytes | None:
+    """Truth, prediction and error moving together, as MP4 or GIF; None for a single step.
 
     seconds: how long to draw; it has fewer frames if they would take longer, and None is returned for less than
-    `LEAST_FILM_FRAMES`. Raises MissingExtraError without ffmpeg.
+    `LEAST_FILM_FRAMES`. Raises MissingExtraError for MP4 without ffmpeg.
     """
     if len(example.prediction) < 2 or seconds <= 0:
         return None
     began = time.monotonic()
-    ffmpeg, plt = _ffmpeg(), pyplot()
+    encode, plt = _write_gif if gif else functools.partial(_write_mp4, ffmpeg()), pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, MAX_FILM_FRAMES).astype(int))
     one_dimensional = example.prediction.ndim == 3
     panels = len(_rows(example, channel)) if not one_dimensional else 1 if example.truth is None else 2
@@ -503,7 +503,7 @@ def film(example: Example, channel: int, seconds: float = math.inf) -> bytes | N
     data = None
     if fitting >= min(LEAST_FILM_FRAMES, len(steps)):
         chosen = np.linspace(0, len(steps) - 1, int(min(fitting, len(steps)))).astype(int)
-        data = _encode(ffmpeg, figure, show, steps[chosen], (width, height))
+        data = encode(_drawn(figure, show, steps[chosen], (width, height)), film_rate(len(chosen)))
     plt.close(figure)
     return data
 
@@ -556,26 +556,51 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> tuple[
     return images + [spine for axes in grid for spine in axes.spines.values()], draw  # a map covers half of its frame
 
 
-def _encode(ffmpeg: Any, figure: Any, draw: Any, steps: npt.NDArray[Any], size: tuple[int, int]) -> bytes:
+def _drawn(figure: Any, draw: Any, steps: npt.NDArray[Any], size: tuple[int, int]) -> Iterator[npt.NDArray[np.uint8]]:
+    """(height, width, 3): the pixels of each frame."""
+    for step in steps:
+        draw(int(step))
+        yield np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[: size[1], : size[0], :3])
+
+
+def _write_mp4(ffmpeg: Any, frames: Iterator[npt.NDArray[np.uint8]], rate: int) -> bytes:
+    first = next(frames)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "film.mp4"
         # yuv420p and H.264: the one combination that every browser plays
         writer = ffmpeg.write_frames(
             str(path),
-            size,
-            fps=film_rate(len(steps)),
+            first.shape[1::-1],
+            fps=rate,
             codec="libx264",
             pix_fmt_out="yuv420p",
             macro_block_size=2,
             quality=6,
         )
         writer.send(None)
-        for step in steps:
-            draw(int(step))
-            pixels = np.asarray(figure.canvas.buffer_rgba())[: size[1], : size[0], :3]
-            writer.send(np.ascontiguousarray(pixels))
+        for pixels in itertools.chain([first], frames):
+            writer.send(pixels)
         writer.close()
         return path.read_bytes()
+
+
+def _write_gif(frames: Iterator[npt.NDArray[np.uint8]], rate: int) -> bytes:
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    # One palette for all frames, or colors would flicker. Chosen by hand: the commonest colors are those of the paper.
+    colors = [
+        *pyplot().get_cmap(FIELD_MAP)(np.linspace(0, 1, 96)),
+        *pyplot().get_cmap(ERROR_MAP)(np.linspace(0, 1, 96)),
+    ]
+    lines = [to_rgb(color) for color in (*(color for _, color in FILM_STYLES.values()), NO_NUMBER, ABOVE, BELOW)]
+    colors += [1 - part * (1 - np.array([*color, 1])) for color in lines for part in np.linspace(0, 1, 10)]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(np.rint(255 * np.array(colors)[:, :3]).astype(np.uint8).tobytes())
+    first, *rest = (Image.fromarray(p).quantize(palette=palette, dither=Image.Dither.NONE) for p in frames)
+    data = io.BytesIO()
+    first.save(data, format="GIF", save_all=True, append_images=rest, duration=round(1000 / rate), loop=0)
+    return data.getvalue()
 
 
 def draw_panels(panels: Any, example: Example, channel: int) -> float:

@@ -14,7 +14,17 @@ import jinja2
 import numpy as np
 
 from ups.evaluation.comparison import TaskComparison
-from ups.evaluation.figures import LINE_COLORS, LINE_STYLES, Example, data_address, fields_png, film, pyplot, svg_text
+from ups.evaluation.figures import (
+    LINE_COLORS,
+    LINE_STYLES,
+    Example,
+    data_address,
+    fields_png,
+    film,
+    film_suffix,
+    pyplot,
+    svg_text,
+)
 from ups.evaluation.metrics import metric_columns
 from ups.evaluation.results import MODEL, best_predictor, headlines, leak_words, significant
 from ups.record.text import counted
@@ -236,7 +246,7 @@ def _examples(pictures: Sequence[Example], ends: float) -> dict[str, Any]:
     """A picture of each example and channel, and a film of the first: as many as can be drawn until `ends`."""
     wanted = [(example, channel) for example in pictures for channel in range(min(len(example.channels), 3))]
     drawn: list[dict[str, str]] = []
-    longest = 0.0
+    longest, kind = 0.0, {".mp4": "video/mp4", ".gif": "image/gif"}[film_suffix()]
     for example, channel in wanted:
         began = time.monotonic()
         if drawn and began + longest > ends:
@@ -247,12 +257,12 @@ def _examples(pictures: Sequence[Example], ends: float) -> dict[str, Any]:
         moving = None
         if not drawn:
             # Half of what is left: the other half is for pictures.
-            moving = film(example, channel, (ends - time.monotonic()) / 2)
+            moving = film(example, channel, (ends - time.monotonic()) / 2, gif=kind == "image/gif")
         drawn.append(
             {
                 "alt": f"{name}: truth, prediction, error",
                 "address": address,
-                "film": "" if moving is None else data_address("video/mp4", moving),
+                "film": "" if moving is None else data_address(kind, moving),
             }
         )
     return {"wanted": len(wanted), "drawn": drawn}

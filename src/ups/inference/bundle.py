@@ -38,7 +38,16 @@ from ups.models.build import build_model, wrong_names
 from ups.models.stepper import OPERATOR, Stepper, former_name
 from ups.record.files import load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
-from ups.record.run_dir import BUNDLE_FILE, CALIBRATION_NAME, CARD_NAME, CONFIG_NAME, WEIGHTS_NAME, RunDir, is_bundle
+from ups.record.run_dir import (
+    BUNDLE_FILE,
+    CALIBRATION_NAME,
+    CARD_NAME,
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    RunDir,
+    is_bundle,
+    known_models,
+)
 from ups.record.text import counted, printable
 from ups.registry import MODELS, SCRIPT
 from ups.spec.batch import Float64
@@ -156,7 +165,7 @@ def load_bundle(path: str | Path, device: torch.device | None = None, *, stated:
     if not directory.is_dir():
         raise BundleError(
             f"there is no bundle at '{path}'",
-            hint="give the directory that holds bundle.json, for instance runs/NAME/bundle",
+            hint=f"give the directory that holds bundle.json, such as runs/NAME/bundle, or {known_models()}",
         )
     if not is_bundle(directory):
         raise BundleError(f"'{path}' is not a bundle: it has no bundle.json", hint=_hint_for(directory))

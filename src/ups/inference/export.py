@@ -35,6 +35,7 @@ from ups.models.error_model import Watched, period_ends
 from ups.models.stepper import rollout
 from ups.record.files import load_object
 from ups.record.manifest import commit_directory, make_temporary, verify
+from ups.record.run_dir import is_shipped
 from ups.spec.batch import Batch
 from ups.spec.task import Role, TaskSpec
 
@@ -179,7 +180,9 @@ def export(
 
 
 def export_path(bundle: Path, kind: str) -> Path:
-    """Where the export of a bundle is written to, and looked for: beside it."""
+    """Where the export of a bundle is written to, and looked for: beside it; of a shipped one in this directory."""
+    if is_shipped(bundle):
+        return Path(f"{bundle.parent.name}-{kind}")
     return bundle.absolute().with_name(f"{bundle.absolute().name}-{kind}")
 
 

@@ -40,6 +40,8 @@ from ups.models.ensemble import has_members, members_of
 from ups.models.error_model import Watched
 from ups.models.grid_fit import Resampling
 from ups.models.stepper import Predictor, Stepper, rollout
+from ups.record.run_dir import find_bundle
+from ups.record.text import html_table
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 
@@ -69,15 +71,16 @@ class Simulator:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", runtime: str = "eager") -> Self:
-        """Load a bundle: a directory, or `hf://OWNER/NAME@REVISION` on the Hugging Face Hub.
+        """Load a bundle: a directory (or the run that has it), the name of a shipped model (`ups models`), or
+        `hf://OWNER/NAME@REVISION` on the Hugging Face Hub.
 
-        device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
+        A directory is preferred to a name. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
         runtime: of rollouts: 'eager' torch; 'onnx' for onnxruntime on the CPU, which exports a task where that was not
         done; 'auto' for onnxruntime where there is an export and it is faster (docs/export.md).
         Warns (`BundleWarning`) of a bundle that is not better than a baseline.
         """
         chosen = check_runtime(runtime, _device("cpu" if runtime == "onnx" and device == "auto" else device))
-        bundle = load_bundle(local_bundle(path), chosen)
+        bundle = load_bundle(find_bundle(local_bundle(path)), chosen)
         for text in bundle_warnings(bundle.info.scores, bundle.info.provenance):
             warnings.warn(f"{path}: {text}", BundleWarning, stacklevel=2)
         return cls(bundle, chosen, runtime)
@@ -115,6 +118,19 @@ class Simulator:
 
     def __repr__(self) -> str:
         return f"Simulator(tasks={list(self.tasks)}, bundle={self._bundle.hash[:12]}, device={self._device})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row for each task, and what speaks against the bundle."""
+        rows = []
+        for name, task in self.tasks.items():
+            parameters = ", ".join(f"{p.name} {p.minimum:g} to {p.maximum:g}" for p in task.parameters)
+            fields = ", ".join(f"{f.name} ({f.role})" for f in task.fields)
+            grid = " x ".join(map(str, self._bundle.info.space(name)))
+            stated = "yes" if name in self._bundle.calibrations else "no"
+            rows.append([name, fields, grid, "steady" if task.steady else f"{task.dt:g}", parameters, stated])
+        head = ("task", "fields", "grid", "time step", "parameters", "error bars")
+        warned = bundle_warnings(self._bundle.info.scores, self._bundle.info.provenance)
+        return html_table(". ".join([f"Simulator, bundle {self._bundle.hash[:12]}", *warned]), head, rows)
 
     def task(self, name: str | None) -> TaskSpec:
         """The task of that name, or the only one."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ups.config.schema import Recipe
 from ups.errors import BundleError
 from ups.record.run_dir import RunDir, is_bundle
+from ups.record.text import html_table, path_text
 from ups.run.directory import read_run_recipe
 from ups.run.progress_line import read_rows
 from ups.supervise.checkpoints import committed_steps
@@ -120,6 +121,11 @@ class Run:
         results = score(trained, split=split)
         seconds = time.monotonic() - began
         return write_scores(report_folder(self.path), trained, results, page=True, scoring_seconds=seconds)[-1]
+
+    def _repr_html_(self) -> str:
+        facts = {"state": self.state, "verdict": self.verdict, "checkpoints": self.checkpoints, "bundle": self.bundle}
+        rows = [[name, value] for name, value in facts.items() if value]
+        return html_table(f"Run {self.name}", ("", path_text(self.path)), rows)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, state={self.state!r})"

@@ -25,7 +25,16 @@ from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object, write_file_atomically
 from ups.record.manifest import read_manifest
-from ups.record.run_dir import CALIBRATION_NAME, CONFIG_NAME, SCORES_NAME, find_bundle, find_model, is_bundle
+from ups.record.run_dir import (
+    CALIBRATION_NAME,
+    CONFIG_NAME,
+    SCORES_NAME,
+    find_bundle,
+    find_model,
+    is_bundle,
+    is_shipped,
+)
+from ups.record.text import html_table
 from ups.run.calibrate import calibrate as calibrate_trained
 from ups.run.calibrate import choose
 from ups.run.progress_line import ProgressLine, table
@@ -72,6 +81,14 @@ class Scores:
 
     def __str__(self) -> str:
         return score_lines(self.results)
+
+    def _repr_html_(self) -> str:
+        lines = [(result["task"], line) for result in self.results for line in headlines(result)]
+        rows = [
+            (task, line.score, f"{line.model:.4g}", f"{line.reference:.4g} {line.reference_name}", line.verdict)
+            for task, line in lines
+        ]
+        return html_table(f"Scores of {self.model}", ("task", "score", "error", "reference", "the model is"), rows)
 
 
 @dataclass(frozen=True)
@@ -179,7 +196,8 @@ def calibrate(
     The trajectories are the split `calibration` of the data of the run; of a bundle alone, name its data in `data`
     (task -> path), or open what its recipe names with `recipe_data`. data of a run: other trajectories instead, of the
     split `calibration` or else `test`. quantities: name -> function of fields by name (samples, [component,] *space)
-    and coordinates by axis, which returns a number for each sample; give it to `rollout`, too.
+    and coordinates by axis, which returns a number for each sample; give it to `rollout`, too. A shipped model stays as
+    it is: its calibrated copy is written to the current directory, under the same name.
     """
     name, named = _name_of(model), {task: os.fspath(path) for task, path in (data or {}).items()}
     directory, alone = find_bundle(name), is_bundle(find_model(name)) and not recipe_data
@@ -192,7 +210,8 @@ def calibrate(
         found = read_calibration(directory / CALIBRATION_NAME, bundle.info.tasks) | found
     card = write_card(trained.recipe.run.name, bundle.info, found)
     config = (directory / CONFIG_NAME).read_text(encoding="utf-8")
-    write_bundle(directory, bundle.stepper, bundle.info, config_text=config, card=card, stated=found)
+    target = Path(directory.parent.name) if is_shipped(directory) else directory
+    write_bundle(target, bundle.stepper, bundle.info, config_text=config, card=card, stated=found)
     return {task: one.document for task, one in found.items()}
 
 

@@ -95,7 +95,7 @@ class Sweep:
     def _start(self, cell: Cell, jobs: int) -> None:
         environment = dict(os.environ)
         if jobs > 1 and not self.recipe.engine.threads:
-            cores = len(os.sched_getaffinity(0))
+            cores = processes.usable_cores()
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // (jobs * self.ranks))))
         messages = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would be full before it is read
         process = subprocess.Popen(

@@ -185,6 +185,8 @@ def start_ranks(
     mirror: BucketMirror,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
+    if not hasattr(os, "memfd_create"):
+        raise MachineError("supervised ranks need Linux", hint="train in one process: ups.fit (docs/install.md)")
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
     options = _options(run_dir, recipe, ranks, host_info)
     chosen: dict[str, int] = {}

@@ -138,7 +138,9 @@ class BlackBox:
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 # Reserve the pages now: writing into a hole on a full file system is SIGBUS in the middle of a step.
-                os.posix_fallocate(descriptor, 0, size)
+                os.ftruncate(descriptor, size)
+                if hasattr(os, "posix_fallocate"):  # macOS lacks it
+                    os.posix_fallocate(descriptor, 0, size)
                 view = mmap.mmap(descriptor, size)
             finally:
                 os.close(descriptor)

@@ -1,6 +1,6 @@
 """Processes of this host: starting, watching and ending them, and jobs in a pool of fresh ones.
 
-Knows nothing of ranks. Linux only, by /proc and prctl. Standard library only.
+Knows nothing of ranks. Mostly Linux only, by /proc and prctl. Standard library only.
 """
 
 from __future__ import annotations
@@ -56,9 +56,15 @@ def module_command(module: str, *words: str, python: str = "") -> list[str]:
     return [python or sys.executable, "-P", "-m", module, *words]
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; all of the machine where the system does not say (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `death_signal` to this process when the one that started it is gone."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    """Ask the kernel (of Linux) to send `death_signal` to this process when the one that started it is gone."""
+    if hasattr(_LIBC, "prctl"):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
 
 
 def bound_to(parent: int) -> Callable[[], None]:

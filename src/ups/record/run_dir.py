@@ -24,6 +24,9 @@ BUNDLE_FILE = "bundle.json"
 # All that a bundle may hold, besides the marks of its commit.
 BUNDLE_FILES = frozenset({BUNDLE_FILE, WEIGHTS_NAME, CALIBRATION_NAME, CARD_NAME, CONFIG_NAME})
 SCORES_NAME = "scores.json"
+# Models that come with the package: SHIPPED/NAME/bundle, and data to start from in SHIPPED/NAME/states/TASK.zarr.
+SHIPPED = Path(__file__).resolve().parents[1] / "shipped"
+STATES = "states"
 
 
 class Entry:
@@ -143,18 +146,49 @@ def is_bundle(path: Path) -> bool:
     return (path / BUNDLE_FILE).is_file()
 
 
+def shipped_models() -> dict[str, Path]:
+    """Name -> bundle of each model that comes with the package."""
+    return {path.parent.name: path for path in sorted(SHIPPED.glob("*/bundle")) if is_bundle(path)}
+
+
+def is_shipped(bundle: Path) -> bool:
+    """Whether a bundle lies in the package, where nothing may be written."""
+    return bundle.resolve() in shipped_models().values()
+
+
+def states_beside(bundle: Path, task: str) -> Path | None:
+    """The store of a task that came along with a bundle; None if there is none."""
+    path = bundle.parent / STATES / f"{task}.zarr"
+    return path if path.is_dir() else None
+
+
+def _by_name(name: str) -> Path | None:
+    """The bundle that a name means where no directory does. Addresses (`SCHEME://...`) are resolved here, too."""
+    if "://" in name:
+        raise ConfigError(f"'{name}' is an address, and a bundle is a directory", hint="copy it here first")
+    return None if any(path.exists() for path in meant_by(name)) else shipped_models().get(name)
+
+
 def find_model(name: str) -> Path:
-    """A run or bundle by path, or a run by its name under runs/."""
+    """A run or bundle by path, a run by its name under runs/, or a shipped model: a directory of that name wins."""
     for path in meant_by(name):
         if (path / CONFIG_NAME).is_file():
             return path
+    if (bundle := _by_name(name)) is not None:
+        return bundle
     raise ConfigError(
-        f"there is no run or bundle '{name}'", hint="give a run directory such as runs/NAME, or a bundle directory"
+        f"there is no run or bundle '{name}'",
+        hint=f"give a run directory such as runs/NAME, a bundle directory, or {known_models()}",
     )
 
 
 def find_bundle(name: str) -> Path:
-    """A bundle by path, or the bundle of a run by path or name; the path itself where there is none."""
+    """A bundle by path, that of a run by path or name, or a shipped one: a directory wins. Else the path itself."""
     by_path, by_name = meant_by(name)
     candidates = (by_path, RunDir(by_path).bundle, RunDir(by_name).bundle)
-    return next((path for path in candidates if is_bundle(path)), by_path)
+    return next((path for path in candidates if is_bundle(path)), None) or _by_name(name) or by_path
+
+
+def known_models() -> str:
+    """The names that a user may give besides directories, for hints."""
+    return f"the name of a model: {', '.join(shipped_models()) or 'this copy has none'} (`ups models`)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import html
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -46,3 +48,15 @@ def last_line(text: str) -> str:
 def printable(text: str, keep: str = "") -> str:
     """`text` with control characters escaped, but for those in `keep`."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """A table for notebooks: every text is escaped, and colors are left to the theme."""
+
+    def row(tag: str, cells: Sequence[object]) -> str:
+        inner = "".join(f"<{tag}>{html.escape(printable(str(cell)))}</{tag}>" for cell in cells)
+        return f"<tr>{inner}</tr>"
+
+    body = "".join(row("td", cells) for cells in rows)
+    caption = html.escape(printable(title))
+    return f"<table><caption>{caption}</caption><thead>{row('th', head)}</thead><tbody>{body}</tbody></table>"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.schema import Recipe
 from ups.errors import DataError, MachineError, UpsError
-from ups.record.processes import kernel_number, raise_open_files
+from ups.record.processes import kernel_number, raise_open_files, usable_cores
 from ups.record.text import size_text
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def memory_available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 def usable_processors(cgroups: Path = CGROUPS, proc: Path = PROC) -> float:
     """Processors that this process may keep busy: its affinity, or the quota of its control group."""
-    count = float(len(os.sched_getaffinity(0)))
+    count = float(usable_cores())
     for folder in _own_groups(proc, cgroups):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()

@@ -29,7 +29,7 @@ from ups.inference.stored_scores import MODEL
 from ups.models.ensemble import has_members, members_of
 from ups.models.stepper import Predictor
 from ups.record.files import write_file_atomically
-from ups.record.run_dir import SCORES_NAME, RunDir, find_model, is_bundle
+from ups.record.run_dir import SCORES_NAME, RunDir, find_model, is_bundle, is_shipped
 from ups.run.gate import read_results
 from ups.run.progress_line import plain, table
 from ups.run.trained import Trained, load_trained, single_process_runtime
@@ -225,9 +225,14 @@ LEAST_DRAWING_SECONDS = 20.0
 
 
 def report_folder(model: Path) -> Path:
-    """Where the report of a run or bundle goes: RUN/report, or next to a bundle, in which any new file is damage."""
+    """Where the report of a run or bundle goes: RUN/report, or next to a bundle, in which any new file is damage.
+
+    That of a shipped model goes into the current directory.
+    """
     if not is_bundle(model):
         return RunDir(model).report
+    if is_shipped(model):
+        return Path(f"{model.parent.name}-report")
     named = model.resolve() if model.name in ("", "..") else model
     return named.with_name(f"{named.name}-report")
 

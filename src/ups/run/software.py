@@ -18,6 +18,7 @@ from typing import Any
 
 import ups
 from ups.record.files import MAX_RUN_BYTES, safe_read
+from ups.record.processes import usable_cores
 from ups.registry import OURS, REGISTRIES
 
 DISTRIBUTION = OURS
@@ -33,7 +34,7 @@ WHAT_IT_ADDS = {
     "serve": "a server of simulators over HTTP",
     "hub": "bundles on the Hugging Face Hub",
     "sign": "signatures of bundles (OpenSSF Model Signing)",
-    "report": "figures and films in reports",
+    "report": "films as MP4 instead of GIF",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",
 }
@@ -162,7 +163,7 @@ def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str,
         "time": time.time(),
         "host": platform.node(),
         "cpus": os.cpu_count(),
-        "usable_cpus": len(os.sched_getaffinity(0)),
+        "usable_cpus": usable_cores(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "software": {k: v for k, v in describe().items() if k != "extras"},
         "git_commit": head_commit(Path.cwd()),

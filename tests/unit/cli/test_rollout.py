@@ -81,7 +81,8 @@ def test_numbers_do_not_go_into_a_film_or_picture(
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "end"), [("--film", "film.gif", ".mp4"), ("--film", "", ".mp4"), ("--picture", "it.pdf", ".png")]
+    ("option", "name", "end"),
+    [("--film", "film.avi", ".mp4 or .gif"), ("--film", "", ".mp4"), ("--picture", "it.pdf", ".png")],
 )
 def test_a_file_is_what_its_name_says(
     desk: Path, capsys: pytest.CaptureFixture[str], option: str, name: str, end: str

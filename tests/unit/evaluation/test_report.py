@@ -106,9 +106,11 @@ def test_a_difference_knows_its_uncertainty():
     assert paired_difference({0: math.inf}, {0: 1.0})["mean"] == math.inf
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("with_truth", [True, False])
-def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
+@pytest.mark.parametrize(
+    ("dims", "with_truth", "name"),
+    [*((n, t, "film.mp4") for n in (1, 2, 3) for t in (True, False)), (1, True, "film.gif"), (2, False, "film.gif")],
+)
+def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth, name):
     """Every frame is decoded and looked at: the panels of a film can be empty, and everything around them right."""
     imageio = pytest.importorskip("imageio.v3")
     from ups.evaluation.figures import film
@@ -118,8 +120,8 @@ def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
     task = TaskSpec("wave", (FieldSpec("u", unit="m"),), tuple(AxisSpec(n) for n in "xyz"[:dims]), dt=0.1)
     grid = (np.arange(8) / 8,) * dims
     example = Example(task, 0, 0.1, 0.1, ("u",), ("m",), grid, waves, 1.1 * waves if with_truth else None)
-    (tmp_path / "film.mp4").write_bytes(film(example, 0))
-    frames = imageio.imread(tmp_path / "film.mp4")[:3].astype(int)
+    (tmp_path / name).write_bytes(film(example, 0, gif=name.endswith(".gif")))
+    frames = imageio.imread(tmp_path / name)[:3].astype(int)
     assert len(frames) == 3
     inside = frames[:, 100:-100, 120:300]  # of the first panel, right of the numbers of its axis
     assert (np.abs(inside - 255).max(axis=-1) > 40).mean() > (0.005 if dims == 1 else 0.2), "an empty panel"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from ups.record.text import counted, duration_text, path_text, size_text
+from ups.record.text import counted, duration_text, html_table, path_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,27 @@ def test_counts_and_paths_read_as_people_write_them(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert path_text(tmp_path / "runs" / "a") == "runs/a"
     assert path_text(Path("/elsewhere/a")) == "/elsewhere/a"
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a text, and what stands between them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, object]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_a_table_for_notebooks_shows_any_text_as_it_is_and_leaves_colors_to_the_theme() -> None:
+    hostile = "<script>alert(1)</script>&amp;\x1b[31m"
+    shown = Tags(html_table(hostile, ["a", hostile], [[1, hostile], [None, "\"'"]]))
+    assert {tag for tag, _ in shown.tags} == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert all(not attributes for _, attributes in shown.tags), "neither styles nor handlers"
+    assert shown.texts.count("<script>alert(1)</script>&amp;\\x1b[31m") == 3
