@@ -312,9 +312,12 @@ def _export_task(
                 node.meta.pop("stack_trace", None)  # paths of this machine
             save = _torch_writer(program, path) if kind == "torch" else _onnx_writer(program, path, step, shared)
     except Exception as error:  # a layer that no graph can hold fails in any way
-        lines = str(error).strip().splitlines() or [""]
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        lines = str(root).strip().splitlines() or [""]
         raise BundleError(
-            f"task '{task.name}' cannot be exported: {type(error).__name__}: {lines[0][:200]}",
+            f"task '{task.name}' cannot be exported: {type(root).__name__}: {lines[0][:200]}",
             hint="its network has an operation that such graphs do not know; use the bundle with ups itself",
         ) from error
     save({})

@@ -163,9 +163,11 @@ def states_beside(bundle: Path, task: str) -> Path | None:
 
 
 def _by_name(name: str) -> Path | None:
-    """The bundle that a name means where no directory does. Addresses (`SCHEME://...`) are resolved here, too."""
+    """The bundle that a name means where no directory does. Those on the hub are directories by now."""
     if "://" in name:
-        raise ConfigError(f"'{name}' is an address, and a bundle is a directory", hint="copy it here first")
+        raise ConfigError(
+            f"'{name}' is an address, and a bundle is a directory", hint="download it first: ups hub pull"
+        )
     return None if any(path.exists() for path in meant_by(name)) else shipped_models().get(name)
 
 

@@ -66,7 +66,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(bundle: Path, capsys: O
     assert f"the name of a model: {NAME}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["hf://owner/name@main", "s3://bucket/bundle"])
+@pytest.mark.parametrize("name", ["ftp://host/bundle", "s3://bucket/bundle"])
 def test_an_address_is_refused_in_words(bundle: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="is an address"):
         ups.Simulator.load(name)
