@@ -64,6 +64,7 @@ def write(run: str, data: Path, target: Path, name: str, trajectories: int) -> l
     provenance = {**bundle.info.provenance, "recipe": resolved.hash, "run": name}
     info = replace(bundle.info, provenance=provenance)
     card = write_card(name, info, bundle.calibrations).replace('Simulator.load("PATH")', f'Simulator.load("{name}")')
+    card = card.replace("license: other", "license: apache-2.0")  # as the package
     write_bundle(
         target / "bundle", bundle.stepper, info, config_text=resolved.text, card=card, stated=bundle.calibrations
     )
