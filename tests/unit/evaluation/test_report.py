@@ -249,7 +249,7 @@ def test_drawing_ends_when_its_time_is_over_and_the_page_says_so(monkeypatch):
 
     drawn = []
     monkeypatch.setattr(module, "fields_png", lambda example, channel: drawn.append(example.trajectory) or b"")
-    monkeypatch.setattr(module, "film", lambda example, channel, seconds: drawn.append(seconds))
+    monkeypatch.setattr(module, "film", lambda example, channel, seconds, gif: drawn.append(seconds))
     pictures = [replace(saturated(1.0), trajectory=number) for number in range(5)]
     shown = module._examples(pictures, time.monotonic() - 1)
     assert drawn[0] == 0
@@ -265,14 +265,15 @@ def test_a_film_with_less_time_has_fewer_frames_over_the_same_span(tmp_path, mon
     from ups.evaluation import figures
 
     encoded = []
-    monkeypatch.setattr(figures, "_encode", lambda ffmpeg, figure, show, steps, size: encoded.append(list(steps)))
+    monkeypatch.setattr(figures, "_drawn", lambda figure, show, steps, size: encoded.append(list(steps)))
+    monkeypatch.setattr(figures, "_write_gif", lambda frames, rate: b"")
     example = saturated(1.0)
     long = replace(example, prediction=np.repeat(example.prediction, 40, 0), truth=np.repeat(example.truth, 40, 0))
     clock = iter(range(1000))
     monkeypatch.setattr(figures.time, "monotonic", lambda: next(clock))  # a second for each call
     last = len(long.prediction) - 1
     for seconds, frames in ((math.inf, min(last + 1, figures.MAX_FILM_FRAMES)), (1 + 3 * 20, 20)):
-        figures.film(long, 0, seconds)
+        figures.film(long, 0, seconds, gif=True)
         assert (len(encoded[-1]), encoded[-1][0], encoded[-1][-1]) == (frames, 0, last)
-    assert figures.film(long, 0, 1 + 3 * 5) is None
+    assert figures.film(long, 0, 1 + 3 * 5, gif=True) is None
     assert len(encoded) == 2
