@@ -21,6 +21,8 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "neuralop": "neuraloperator",
     "google_crc32c": "google-crc32c",
+    "huggingface_hub": "huggingface-hub",
+    "prometheus_client": "prometheus-client",
     "model_signing": "model-signing",
     "mlflow": "mlflow-skinny",
 }
