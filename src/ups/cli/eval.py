@@ -236,10 +236,10 @@ def _export(model: str, kind: str, out: str | None, tasks: list[str], *, json: b
         line.working("exporting and comparing; a minute for each task")
         export(load_bundle(path), directory, kind, tasks or None, differences.__setitem__)
     if json:
-        report({"directory": str(directory), "kind": kind, "largest_difference": differences})
+        report({"directory": str(directory), "kind": kind, "difference": differences})
         return
     for task, difference in differences.items():
-        say(f"{task}: rollouts are at most {difference:.2g} of the RMS apart from torch")
+        say(f"{task}: the steps of a rollout are {difference:.2g} of the RMS apart from torch in total")
     say(f"wrote {directory}")
 
 
