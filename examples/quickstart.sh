@@ -33,6 +33,8 @@ else
   source "$QUICKSTART_VENV/bin/activate"
 fi
 
+say ups demo
+
 say ups data generate burgers1d "${data_options[@]}"
 say ups data inspect data/burgers1d.zarr --picture burgers1d.png
 

@@ -60,6 +60,10 @@ CAUSES: dict[str, str] = {
     "run_directory_lost": "the directory of the run was removed, moved or replaced while the run went on",
     "gate": "a score or a check did not reach the bar of the recipe",
     "bundle": "a bundle cannot be read",
+    "limit": "a request is larger than the server allows",
+    "busy": "the server has no room for a request now",
+    "server": "a server of simulators cannot be reached, or does not do what it should",
+    "job_lost": "a job is gone together with its server",
     "error": "an error of ups without a more precise name",
 }
 

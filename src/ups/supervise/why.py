@@ -82,6 +82,10 @@ ADVICE: dict[str, str] = {
     "again: it continues from the last checkpoint in it. What was trained after that checkpoint is lost.",
     "gate": "The result is below the bar that the recipe sets: train longer, or lower the bar on purpose.",
     "bundle": "The bundle is damaged or does not fit: export it again.",
+    "limit": "Ask the server for fewer samples or steps.",
+    "busy": "Ask the server again later.",
+    "server": "Look at the log of the server, and at its address.",
+    "job_lost": "Submit the job again; frames that were received are in `partial` of the error.",
     "error": "See the message and the traceback below.",
 }
 

@@ -20,6 +20,7 @@ WRITERS = {
     "record/failure.py",
     "record/log.py",
     "record/rank_wrapper.py",
+    "serve/app.py",  # the log of requests
     "supervise/tracker_feed.py",  # its standard error is the log of a tracker
 }
 
