@@ -228,7 +228,8 @@ def follow(subject: Subject, keep_cells: bool, given: Given) -> Rolled:
     """Rollouts next to their truth, with everything that is stated about them."""
     task, weights = subject.task, weights_of(subject.reader)
     weights = None if weights is None else weights.float()
-    result = rollout_of(subject.simulator, task, given, level=LEVEL, on_doubt="warn")
+    # What would be stated after a doubt is needed to tell harm.
+    result = rollout_of(subject.simulator, task, given, level=LEVEL, on_doubt="ignore")
     frames, fields = frames_of(result, task), [field.name for field in task.fields_of(task.predicted)]
     names = list(subject.calibration.document.quantities)
     functions = quantities_of(task, subject.reader.coordinates, {})

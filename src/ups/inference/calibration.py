@@ -172,14 +172,17 @@ class Watch:
         points: Sequence[Float64],
         level: float | None,
         given: Quantities,
+        withhold: bool,
     ) -> None:
-        """kept: samples, frames, and steps between two of these. level: None states no errors."""
+        """kept: samples, frames, and steps between two of these. level: None states no errors. withhold: state none
+        from the step on that is further out than calibrated, because no such trajectory was measured."""
         names = calibration.document.quantities
         if unknown := [name for name in given if name not in names]:
             hint = "ups.calibrate(..., quantities={name: function})"
             raise BundleError(f"quantity '{unknown[0]}' was not calibrated", hint=hint)
         samples, frames, self._every = kept
         self._calibration, self._task, self._points, self._level = calibration, task, points, level
+        self._withhold = withhold
         self._places = {lead: place for place, lead in enumerate(calibration.document.leads)}
         # Steps beyond the last period count as that one.
         self._ends = period_ends(calibration.document.leads[-1])[:-1]
@@ -248,6 +251,11 @@ class Watch:
         parts = {"p_value": (self._calibration.p_value(distance).astype(np.float32), {"long_name": about})}
         parts["distance"] = distance.astype(np.float32), {"long_name": "largest distance from the training up to here"}
         said = {"level": self._level, "calibration_trajectories": self._calibration.document.count}
+        if self._level is not None and self._withhold:
+            steps = self._every * np.arange(1, distance.shape[1] + 1)
+            doubted = (self.outside_at > 0)[:, None] & (steps >= self.outside_at[:, None])
+            for stated in (self._errors, self._bands, self._widths):
+                stated[doubted] = np.nan
         for n, field in enumerate(self._task.fields_of(self._task.predicted) if self._level is not None else ()):
             at, both = (
                 f"RMS error of {field.name} at {when}" for when in ("each time", "all times, and of all fields")

@@ -191,8 +191,9 @@ class Simulator:
         level: also state errors, each with this chance to hold (docs/trust.md), of a bundle that was calibrated: of
         each field `NAME_error` at each time and `NAME_band` at all times together, and scalar quantities with theirs.
         quantities: functions that the bundle was calibrated for, by name (`ups.calibrate`).
-        on_doubt: where a trajectory gets further out than those that a bundle was calibrated on: warn; stop, so that
-        frames from that step on are missing (NaN); or ignore, which saves the time to look (`p_value`, `outside_at`).
+        on_doubt: where a trajectory gets further out than those that a bundle was calibrated on: warn, and state no
+        errors from that step on (NaN); stop, so that frames are missing too; or ignore, which states them all the same
+        and without a level saves the time to look (`p_value`, `outside_at`).
         progress: called with the number of steps done.
         """
         spec = self.task(task)
@@ -233,7 +234,8 @@ class Simulator:
         calibration = self._bundle.calibrations.get(spec.name)
         if calibration is not None and members is None and (level is not None or on_doubt != "ignore"):
             kept = (start.batch.num_samples, num_kept, int(every))
-            layout.watch = Watch(calibration, spec, kept, start.domain.coordinates, level, quantities or {})
+            points, withhold = start.domain.coordinates, on_doubt != "ignore"
+            layout.watch = Watch(calibration, spec, kept, points, level, quantities or {}, withhold)
         batch, watched = start.batch.to(self._device), layout.watch is not None
         predictor: Predictor = self._watched if watched else self._stepper
         if members is not None:
@@ -279,7 +281,7 @@ class Simulator:
             raise BundleError(f"one trajectory can be fitted, and {start.batch.num_samples} samples were given")
         stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
         errors = ERROR_LEVEL if stated else None
-        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors)
+        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors, on_doubt="ignore")
         problem = Problem(start.batch.to(self._device), self._stepper, stated, unknown, observations, noise, time)
         return fit(problem, level, roll)
 

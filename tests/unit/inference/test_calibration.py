@@ -199,6 +199,21 @@ def test_usual_states_raise_no_doubt_and_strange_ones_do(simulator: ups.Simulato
     assert "further out" not in ignored.attrs["warnings"]
 
 
+def test_no_errors_are_stated_from_the_doubt_on(simulator: ups.Simulator) -> None:
+    given = usual(ADVECTION, range(3))
+    state = given["state"].copy()
+    state[1] *= 20
+    asked = given | {"state": state, "level": 0.8}
+    result, all_the_same = (simulator.rollout(**asked, on_doubt=how) for how in ("warn", "ignore"))
+    outside = result["outside_at"].values
+    assert outside[1] == 1
+    for name in ("u_error", "u_band", "u_energy_error"):
+        expected = np.stack([(step > 0) & (np.arange(1, STEPS + 1) >= step) for step in outside])
+        assert np.array_equal(np.isnan(result[name]), expected), name
+        assert np.isfinite(all_the_same[name]).all()
+    assert np.isfinite(result["u"]).all()
+
+
 def test_stop_leaves_out_what_comes_after_the_doubt(simulator: ups.Simulator) -> None:
     given = usual(ADVECTION, range(3))
     state = given["state"].copy()
