@@ -175,6 +175,7 @@ def test_missing_data_say_how_they_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_a_finished_training_is_not_repeated_and_a_seed_gives_the_same_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ EXAMPLES = ROOT / "examples"
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.long
 def test_train_prints_scores_and_a_rollout(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "train.py")],

@@ -70,6 +70,7 @@ def short(result: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in last, last
 
 
+@pytest.mark.long
 def test_a_number_without_a_name_and_a_home_trains_scores_and_simulates(desk: Path) -> None:
     run_dir = desk.parent / "free" / "run"
     options = ("--set", f"run.dir={run_dir}", "--set", "stages.0.steps=2")

@@ -345,7 +345,7 @@ def test_the_watchdog_does_not_take_a_run_that_is_being_started_for_one_that_has
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("run", ["hangs", "deaf"])
+@pytest.mark.parametrize("run", ["hangs", pytest.param("deaf", marks=pytest.mark.long)])
 def test_a_machine_whose_hours_are_over_is_gone_whatever_its_run_does(
     server: VastServer, tmp_path: Path, run: str
 ) -> None:
