@@ -14,7 +14,7 @@ bundle of the same tasks; the difference of two rollouts is then a scale of erro
 2. Width of the first one next to a band that is constant over trajectories, with a conformal quantile for each field
    and lead from the same trajectories. Coverages are made equal before: of two bands with one level, chance makes one
    wider. Beside it the band for each cell of arXiv 2408.09881, and the scale of the second model.
-3. False alarms: test trajectories that the distance doubts at any step.
+3. False alarms: test trajectories that are doubted at any step, by the distance or by a range check.
 4. Shifted states with a known truth. Harmful: the RMS error exceeds twice the stated one at some step. Later steps than
    those calibrated have no statement, and for these alone the last one is used; they do not count as answered. Coverage
    before a doubt is the mean over fields, then over answered steps. Benign kinds are counted by themselves. The other
@@ -71,7 +71,7 @@ from ups.solvers.tasks import BENCH_TASKS
 from ups.spec.descriptors import describe
 from ups.spec.task import TaskSpec
 
-VERSION = 2  # of what is measured: another one repeats it
+VERSION = 3  # of what is measured: another one repeats it
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 BATCH, MOST_TRAIN, BLOCKS = 32, 1024, 9
 BLOCK_SECONDS = 0.3
@@ -239,6 +239,7 @@ def follow(subject: Subject, keep_cells: bool, given: Given) -> Rolled:
     difference = np.empty((*frames.shape[:2], 0))
     if subject.second is not None:
         difference = rms(frames_of(rollout_of(subject.second, task, given), task) - frames, task, weights)
+    far = result["p_value"].values.reshape(len(frames), -1) <= subject.calibration.alarm * (1 + 1e-6)
     residual = np.abs(frames - given.truth)
     return Rolled(
         errors=rms(residual, task, weights),
@@ -248,6 +249,7 @@ def follow(subject: Subject, keep_cells: bool, given: Given) -> Rolled:
         apart_stated=lines_of(result, task, [f"{name}_error" for name in names]),
         difference=difference,
         outside_at=result["outside_at"].values.astype(np.int64),
+        far_at=np.where(far.any(1), far.argmax(1) + 1, 0),
         distance=(result["distance"].values if task.steady else result["distance"].values[:, -1]).astype(np.float64),
         warned=(result["warnings"].values & sum(1 << WARNINGS.index(kind) for kind in RANGE_CHECKS)) != 0,
         beyond=beyond_ranges(subject, given),

@@ -20,9 +20,10 @@ Document = Mapping[str, Any]
 LEVEL = 0.9
 HARMFUL = 2.0  # times the stated error
 STATEMENTS = ("each time", "whole trajectory", "scalars")
+# What a rollout doubts, and its two reasons, each alone.
+DOUBT, DISTANCE, AS_THEY_ARE = "doubt", "distance alone", "range checks alone"
 # Detectors whose limit is set on the calibration trajectories, at the share of false alarms of the distance.
-DISTANCE, RANGES, NEAREST, SECOND = "distance", "range checks, same limit", "nearest neighbor", "second model"
-AS_THEY_ARE, EITHER = "range checks", "distance or range checks"
+RANGES, NEAREST, SECOND = "range checks, same limit", "nearest neighbor", "second model"
 OURS, OURS_WHOLE, PER_CELL = "error model", "error model, whole trajectory", "per cell (AER)"
 
 MEAN_COVERAGE, TASK_COVERAGE = (0.88, 0.92), (0.82, 0.97)
@@ -40,7 +41,8 @@ class Rolled:
 
     errors, stated, band, difference (N, L, M): RMS error, the error stated at this time, that of whole trajectories,
     and the RMS difference of the second model (no fields without one). apart, apart_stated (N, L, Q). outside_at (N,):
-    the step at which the distance doubts, 0 if it does not. distance (N,): the largest. warned (N,): by a range check.
+    the step at which it doubts, 0 if it does not; far_at (N,): of the distance alone. distance (N,): the largest.
+    warned (N,): by a range check.
     beyond (N,): how far out of the ranges. numbers (N, F): of what is given. parameters (N, P). size (N, M): RMS of the
     true fields. cells (N, L, C, *S): absolute residuals, where they are kept.
     """
@@ -52,6 +54,7 @@ class Rolled:
     apart_stated: Float64
     difference: Float64
     outside_at: Int64
+    far_at: Int64
     distance: Float64
     warned: Bool
     beyond: Float64
@@ -168,9 +171,9 @@ def flags(calibration: Rolled, rolled: Rolled, train: Float64, alarm: float) -> 
     """Detector -> (N,): the step at which each trajectory is flagged, 0 if it is not."""
     warned = rolled.warned.astype(np.int64)
     found = {
-        DISTANCE: rolled.outside_at,
+        DOUBT: rolled.outside_at,
+        DISTANCE: rolled.far_at,
         AS_THEY_ARE: warned,
-        EITHER: np.where(warned > 0, 1, rolled.outside_at),
         RANGES: first_flag(calibration.beyond, rolled.beyond[:, None], alarm),
         NEAREST: first_flag(nearest(train, calibration.numbers)[:, 0], nearest(train, rolled.numbers), alarm),
     }
@@ -199,7 +202,7 @@ def tally(rolled: Rolled, flagged: Mapping[str, Int64], off: Float64) -> dict[st
     """Counts of one kind of shift. `answered`: steps before a doubt that have a statement; `inside`: of these."""
     at, why = harm(rolled, off)
     steps = np.arange(1, rolled.errors.shape[1] + 1)
-    doubt = flagged[DISTANCE][:, None]
+    doubt = flagged[DOUBT][:, None]
     has = np.isfinite(rolled.stated).all(2)
     answered = has & ((doubt == 0) | (steps < doubt))
     inside = (rolled.errors <= rolled.stated).mean(2)
@@ -271,14 +274,14 @@ def bars(documents: Sequence[Document], training_seconds: float) -> list[Bar]:
             high=MOST_WIDTH,
         )
     )
-    alarms = [d["alarms"][DISTANCE] / d["trajectories"]["test"] for d in documents]
-    number = sum(d["alarms"][DISTANCE] for d in documents), sum(d["trajectories"]["test"] for d in documents)
+    alarms = [d["alarms"][DOUBT] / d["trajectories"]["test"] for d in documents]
+    number = sum(d["alarms"][DOUBT] for d in documents), sum(d["trajectories"]["test"] for d in documents)
     found.append(Bar("false alarms, all tasks", number[0] / number[1], high=POOLED_ALARMS))
     found.append(Bar("false alarms, worst task", max(alarms), high=TASK_ALARMS))
     sums = shift_sums(documents)
-    share = _share(sums["flagged"][DISTANCE], sums["harmful"])
+    share = _share(sums["flagged"][DOUBT], sums["harmful"])
     found.append(Bar("harmful shifts flagged", share, LEAST_FLAGGED))
-    found.append(Bar("flagged in time", _share(sums["in_time"][DISTANCE], sums["harmful"]), LEAST_IN_TIME))
+    found.append(Bar("flagged in time", _share(sums["in_time"][DOUBT], sums["harmful"]), LEAST_IN_TIME))
     found.append(Bar("coverage before a doubt", _share(sums["inside"], sums["answered"]), LEAST_ANSWERED))
     for other in (RANGES, NEAREST, SECOND):
         if other in sums["flagged"]:
@@ -371,7 +374,7 @@ def _shift_table(documents: Sequence[Document]) -> str:
 def _shift_cells(sums: Document) -> list[str]:
     harmful, others = sums["harmful"], sums["samples"] - sums["harmful"]
     pairs = ((sums["flagged"], harmful), (sums["in_time"], harmful), (sums["flagged_others"], others))
-    shares = [_percent(counts[DISTANCE], total) for counts, total in pairs]
+    shares = [_percent(counts[DOUBT], total) for counts, total in pairs]
     answered = [_percent(sums["answered"], sums["steps"]), _percent(sums["inside"], sums["answered"])]
     return [str(sums["samples"]), str(harmful), str(sums["late"]), str(sums["unsure"]), *shares, *answered]
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.model import trust_rows as rows
 
 Document = dict[str, Any]
-DETECTORS = (rows.DISTANCE, rows.AS_THEY_ARE, rows.EITHER, rows.RANGES, rows.NEAREST, rows.SECOND)
+DETECTORS = (rows.DOUBT, rows.DISTANCE, rows.AS_THEY_ARE, rows.RANGES, rows.NEAREST, rows.SECOND)
 
 
 def rolled(errors: rows.Float64, stated: rows.Float64, **changes: Any) -> rows.Rolled:
@@ -29,6 +29,7 @@ def rolled(errors: rows.Float64, stated: rows.Float64, **changes: Any) -> rows.R
         apart_stated=stated,
         difference=np.empty((count, leads, 0)),
         outside_at=np.zeros(count, np.int64),
+        far_at=np.zeros(count, np.int64),
         distance=np.zeros(count),
         warned=np.zeros(count, np.bool_),
         beyond=nothing,
@@ -117,10 +118,16 @@ def test_flags_of_all_detectors() -> None:
     )
     difference = np.ones((2, 5, 1))
     difference[1, 3:] = 7.0  # later than calibrated
-    shifted = replace(shifted, difference=difference, outside_at=np.array([0, 2]), warned=np.array([False, True]))
+    shifted = replace(
+        shifted,
+        difference=difference,
+        outside_at=np.array([0, 2]),
+        far_at=np.array([0, 3]),
+        warned=np.array([False, True]),
+    )
     train = np.linspace(0, 1, 50)[:, None]
     found = {name: at.tolist() for name, at in rows.flags(usual, shifted, train, 0.01).items()}
-    ours = {rows.DISTANCE: [0, 2], rows.AS_THEY_ARE: [0, 1], rows.EITHER: [0, 1]}
+    ours = {rows.DOUBT: [0, 2], rows.DISTANCE: [0, 3], rows.AS_THEY_ARE: [0, 1]}
     assert found == ours | {rows.RANGES: [0, 1], rows.NEAREST: [0, 1], rows.SECOND: [0, 4]}
 
 
@@ -140,13 +147,13 @@ def test_harm_is_twice_what_is_stated_and_later_steps_are_held_to_the_last_state
 def test_counts_of_shifted_trajectories() -> None:
     errors = np.ones((4, 4, 2))
     errors[0, 2:], errors[1, 1:], errors[2, 1, 0] = 9.0, 9.0, 1.5
-    flagged = {rows.DISTANCE: np.array([3, 3, 0, 1]), rows.RANGES: np.array([0, 1, 1, 0])}
+    flagged = {rows.DOUBT: np.array([3, 3, 0, 1]), rows.RANGES: np.array([0, 1, 1, 0])}
     counts = rows.tally(rolled(errors, np.ones_like(errors)), flagged, np.zeros(4))
     assert counts["samples"] == 4
     assert counts["harmful"] == 2
-    assert counts["flagged"] == {rows.DISTANCE: 2, rows.RANGES: 1}
-    assert counts["in_time"] == {rows.DISTANCE: 1, rows.RANGES: 1}  # one is flagged a step too late
-    assert counts["flagged_others"] == {rows.DISTANCE: 1, rows.RANGES: 1}
+    assert counts["flagged"] == {rows.DOUBT: 2, rows.RANGES: 1}
+    assert counts["in_time"] == {rows.DOUBT: 1, rows.RANGES: 1}  # one is flagged a step too late
+    assert counts["flagged_others"] == {rows.DOUBT: 1, rows.RANGES: 1}
     # Two steps each before a doubt, all of the third, none of the last; of two fields one is outside at one step.
     assert counts["steps"] == 16
     assert counts["answered"] == 8
@@ -204,10 +211,10 @@ MISSED: dict[str, Callable[[Document], None]] = {
     **{f"{s}: thirds with 0.8": put("thirds", "nu", s, value=[0.79, 0.9, 0.9]) for s in rows.STATEMENTS},
     **{f"{s}: lowest third": put("thirds", "nu", s, value=[0.71, 0.9, 0.9]) for s in rows.STATEMENTS},
     "width, at equal coverage": put("widths", rows.OURS, "equal", value=0.95),
-    "false alarms, all tasks": put("alarms", rows.DISTANCE, value=6),
-    "false alarms, worst task": put("alarms", rows.DISTANCE, value=7),
-    "harmful shifts flagged": put("shifts", "box", "flagged", rows.DISTANCE, value=8),
-    "flagged in time": put("shifts", "box", "in_time", rows.DISTANCE, value=7),
+    "false alarms, all tasks": put("alarms", rows.DOUBT, value=6),
+    "false alarms, worst task": put("alarms", rows.DOUBT, value=7),
+    "harmful shifts flagged": put("shifts", "box", "flagged", rows.DOUBT, value=8),
+    "flagged in time": put("shifts", "box", "in_time", rows.DOUBT, value=7),
     "coverage before a doubt": put("shifts", "box", "inside", value=39.0),
     **{f"flagged more than by: {n}": put("shifts", "box", "flagged", n, value=13) for n in DETECTORS[3:]},
     "time of a step, worst": put("steps", "1 sample", value=1.31),

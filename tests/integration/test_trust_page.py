@@ -25,5 +25,5 @@ def test_the_tutorial_says_what_the_shipped_model_does() -> None:
         assert int(names["results"][name].outside_at) == 1
     assert "waves 28 to 31 along x is 0.566" in names["results"]["short waves"].attrs["warnings"]
     assert not names["stopped"].u.notnull().any()
-    assert int(names["thin"].outside_at) == 3
+    assert int(names["thin"].outside_at) == 1
     assert "nu=0.005 is outside the training range" in names["thin"].attrs["warnings"]

@@ -161,7 +161,8 @@ def measured(task: TaskSpec, frame: Tensor, points: Sequence[Float64], quantitie
 class Watch:
     """What is stated about one rollout, gathered step by step: memory for the frames that are kept only.
 
-    outside_at (B,): the first step that is further out than calibrated, 0 if there is none.
+    outside_at (B,): the first step that is further out than calibrated, 0 if there is none. It is 1 for samples that
+    are known to be outside before the first step.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Watch:
         level: float | None,
         given: Quantities,
         withhold: bool,
+        outside: npt.NDArray[np.bool_] | None,
     ) -> None:
         """kept: samples, frames, and steps between two of these. level: None states no errors. withhold: state none
         from the step on that is further out than calibrated, because no such trajectory was measured."""
@@ -187,7 +189,7 @@ class Watch:
         # Steps beyond the last period count as that one.
         self._ends = period_ends(calibration.document.leads[-1])[:-1]
         self._sum: Tensor | None = None
-        self.outside_at = np.zeros(samples, np.int32)
+        self.outside_at = np.zeros(samples, np.int32) if outside is None else outside.astype(np.int32)
         self._distance = np.full(samples, -np.inf)
         self._distances = np.full((samples, frames), -np.inf)
         self._quantities: Quantities = {}
@@ -241,7 +243,7 @@ class Watch:
         if not len(steps):
             return ""
         many = f"{len(steps)} of {len(self.outside_at)} samples are further out than calibrated"
-        return f"{many}, the first at step {steps.min()} (p <= {self._calibration.alarm:.2g})"
+        return f"{many}, the first at step {steps.min()}"
 
     def arrays(self) -> dict[str, tuple[npt.NDArray[Any], dict[str, Any]]]:
         """Name -> (sample, time) and attributes."""

@@ -202,7 +202,7 @@ class Layout:
             after = self.by_sample((step[:, None] > 0) & (steps >= step[:, None]))
             values["diverged"] = ((*self.lead, "time"), after, {"long_name": "at or after the step of divergence"})
         if self.watch is not None:
-            said = {"long_name": "first step further out than calibrated, 0 if there is none"}
+            said = {"long_name": "first step from which on nothing is stated, 0 if there is none"}
             values["outside_at"] = (self.lead, self.by_sample(self.watch.outside_at), said)
             for name, (array, about) in self.watch.arrays().items():
                 part = array[:, 0] if self.task.steady else array

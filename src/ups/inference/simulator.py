@@ -235,7 +235,7 @@ class Simulator:
         if calibration is not None and members is None and (level is not None or on_doubt != "ignore"):
             kept = (start.batch.num_samples, num_kept, int(every))
             points, withhold = start.domain.coordinates, on_doubt != "ignore"
-            layout.watch = Watch(calibration, spec, kept, points, level, quantities or {}, withhold)
+            layout.watch = Watch(calibration, spec, kept, points, level, quantities or {}, withhold, trust.outside)
         batch, watched = start.batch.to(self._device), layout.watch is not None
         predictor: Predictor = self._watched if watched else self._stepper
         if members is not None:
@@ -281,7 +281,9 @@ class Simulator:
             raise BundleError(f"one trajectory can be fitted, and {start.batch.num_samples} samples were given")
         stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
         errors = ERROR_LEVEL if stated else None
-        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), level=errors, on_doubt="ignore")
+        roll = functools.partial(
+            self.rollout, task=spec.name, static=known.get("static"), level=errors, on_doubt="ignore"
+        )
         problem = Problem(start.batch.to(self._device), self._stepper, stated, unknown, observations, noise, time)
         return fit(problem, level, roll)
 

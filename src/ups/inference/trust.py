@@ -37,19 +37,23 @@ KINDS = (
     "outside",
 )
 MAX_NAMED_SAMPLES = 8
+# Of the width of a parameter's range: new values from the distribution of the training lie beyond it by less.
+BEYOND_RANGE = 0.05
 
 
 @dataclass(frozen=True)
 class Trust:
     """flags (B,): bit k of a sample is set if KINDS[k] applies; warnings and notes: lines for people, none if sound.
 
-    limits: what predicted frames must not exceed; None: they must be finite.
+    limits: what predicted frames must not exceed; None: they must be finite. outside (B,): samples whose parameters or
+    given fields are so far from the training that nothing can be stated about them; None: none.
     """
 
     flags: npt.NDArray[np.int32]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     limits: DivergenceLimits | None = None
+    outside: Flags | None = None
 
     def attributes(self) -> dict[str, str]:
         """Empty texts where there is nothing to say: they are false in Python, also when read back from a file."""
@@ -70,9 +74,9 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     every = np.ones(start.batch.num_samples, np.bool_)
     doubts: list[tuple[str, Flags, str]] = []
     statistics = info.statistics[spec.name]
-    about_samples = [*_parameters(spec, start), *_amplitudes(spec, start, statistics)]
-    about_samples += _descriptors(spec, start, statistics)
-    for kind, samples, text in about_samples:
+    about_fields = [*_amplitudes(spec, start, statistics), *_descriptors(spec, start, statistics)]
+    outside = np.logical_or.reduce([samples for _, samples, _ in about_fields] + [_beyond(spec, start)])
+    for kind, samples, text in [*_parameters(spec, start), *about_fields]:
         doubts.append((kind, samples, _named(samples, batched=start.batched) + text))
     if start.domain.resampling.given != start.batch.space:
         doubts.append(("grid", every, _grid(start)))
@@ -94,7 +98,7 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     for kind, samples, _ in doubts:
         flags[samples] |= 1 << KINDS.index(kind)
     limits = DivergenceLimits.of(spec, statistics)
-    return Trust(flags, tuple(text for _, _, text in doubts), tuple(notes), limits)
+    return Trust(flags, tuple(text for _, _, text in doubts), tuple(notes), limits, outside)
 
 
 def scored_steps(scores: Mapping[str, Any], task: str) -> int | None:
@@ -127,6 +131,21 @@ def _parameters(spec: TaskSpec, start: Start) -> list[tuple[str, Flags, str]]:
             )
             doubts.append(("parameter_range", samples, text))
     return doubts
+
+
+def _beyond(spec: TaskSpec, start: Start) -> Flags:
+    """(B,): whether a parameter is farther from its range than new values of the same distribution are."""
+    beyond = np.zeros(start.batch.num_samples, np.bool_)
+    for number, parameter in enumerate(spec.parameters):
+        values = start.batch.parameters[:, number].double().numpy()
+        with np.errstate(all="ignore"):  # a value that has no logarithm is beyond
+            low, high, at = (
+                (np.log(x) if parameter.scale == "log" else np.asarray(x))
+                for x in (parameter.minimum, parameter.maximum, values)
+            )
+        margin = BEYOND_RANGE * (high - low) + 1e-6 * max(abs(low), abs(high))
+        beyond |= ~((at >= low - margin) & (at <= high + margin))
+    return beyond
 
 
 def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tuple[str, Flags, str]]:

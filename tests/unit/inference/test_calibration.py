@@ -18,6 +18,7 @@ from tests.support.small_bundle import ADVECTION, FLOW, make_bundle
 from ups.errors import BundleError
 from ups.inference.bundle import load_bundle
 from ups.inference.calibration import Calibration, TaskDocument, choose_leads, order_statistics
+from ups.inference.trust import kinds_of
 from ups.record.manifest import commit_directory, make_temporary
 from ups.spec.task import TaskSpec
 
@@ -197,6 +198,17 @@ def test_usual_states_raise_no_doubt_and_strange_ones_do(simulator: ups.Simulato
     ignored = simulator.rollout(**strange, on_doubt="ignore")
     assert "p_value" not in ignored
     assert "further out" not in ignored.attrs["warnings"]
+
+
+def test_a_parameter_well_beyond_its_range_is_doubted_from_the_start(simulator: ups.Simulator) -> None:
+    given = usual(ADVECTION, range(2))
+    (parameter,) = simulator.tasks[given["task"]].parameters
+    width = parameter.maximum - parameter.minimum
+    values = np.array([parameter.maximum + 0.01 * width, parameter.maximum + 0.2 * width])
+    result = simulator.rollout(**(given | {"parameters": {parameter.name: values}}))
+    assert all("parameter_range" in kinds_of(int(flags)) for flags in result["warnings"].values)
+    assert result["outside_at"].values[1] == 1
+    assert result["outside_at"].values[0] != 1, "so far beyond are also new values of the same distribution"
 
 
 def test_no_errors_are_stated_from_the_doubt_on(simulator: ups.Simulator) -> None:
