@@ -24,6 +24,7 @@ from ups.errors import IntegrityError
 from ups.inference.bundle import load_bundle, write_bundle, write_card
 from ups.inference.hub import Address, sign
 from ups.record.manifest import commit_directory
+from ups.record.run_dir import shipped_models
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 # A Python with the former major version of the client; its packages are put in front of ours.
@@ -286,6 +287,17 @@ def test_a_hub_that_fails_is_told_apart_from_a_bundle_that_is_wrong(desk: Desk) 
     desk.hub.status = 0
     assert not (desk.folder / "cut").exists()
     assert desk.call("pull", address, desk.folder / "cut")[1] == address
+
+
+def test_a_signature_of_a_shipped_model_does_not_lie_in_the_package(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle = shipped_models()["ups-joint"]
+    before = sorted(bundle.parent.iterdir())
+    assert sign(bundle, desk.folder / "mine.pem") == Path("ups-joint.sig")
+    assert (tmp_path / "ups-joint.sig").is_file()
+    assert sorted(bundle.parent.iterdir()) == before
 
 
 def test_a_push_does_not_replace_what_is_no_bundle(desk: Desk) -> None:

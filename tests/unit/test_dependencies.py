@@ -26,13 +26,12 @@ DISTRIBUTIONS = {
     "model_signing": "model-signing",
     "mlflow": "mlflow-skinny",
 }
-# Brought by a declared distribution: exponax computes with jax, typer with click, FastAPI with Starlette, model-signing
-# with cryptography, matplotlib writes with Pillow.
+# Brought by a declared distribution: exponax computes with jax, typer with click, model-signing with cryptography,
+# matplotlib writes with Pillow.
 PARTS = {
     "jax": "exponax",
     "cryptography": "model-signing",
     "click": "typer",
-    "starlette": "fastapi",
     "pydantic_core": "pydantic",
     "typing_extensions": "pydantic",
     "imageio_ffmpeg": "imageio",

@@ -196,53 +196,38 @@ def bundle(
     say(written_words(path))
 
 
-ModelArgument = Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")]
-OutOption = Annotated[
-    str | None, typer.Option("--out", "-o", metavar="DIR", help="Directory of the files; default beside the bundle.")
-]
+def _add_export(kind: str, files: str) -> None:
+    """The command of one kind of export."""
+    words = f"Write one step of each task as {files}, after a rollout beside torch (docs/export.md)."
+
+    @export_app.command(kind, help=words, short_help=f"Each task as {files}.")
+    def command(
+        model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help=BUNDLE_HELP)],
+        out: Annotated[
+            str | None, typer.Option("--out", "-o", metavar="DIR", help="Directory; default beside the bundle.")
+        ] = None,
+        task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
+        plugin: PluginOption = [],  # noqa: B006 - typer copies it
+        json: JsonOption = False,
+    ) -> None:
+        from ups.inference.bundle import load_bundle
+        from ups.inference.export import export, export_path
+
+        path = find_bundle(model)
+        directory, differences = Path(out) if out else export_path(path, kind), dict[str, float]()
+        with ProgressLine(quiet=json) as line:
+            line.working("exporting and comparing; a minute for each task")
+            export(load_bundle(path), directory, kind, task or None, differences.__setitem__)
+        if json:
+            report({"directory": str(directory), "kind": kind, "difference": differences})
+            return
+        for name, difference in differences.items():
+            say(f"{name}: the steps of a rollout are {difference:.2g} of the RMS apart from torch in total")
+        say(f"wrote {directory}")
 
 
-@export_app.command(short_help="ONNX files, one for each task, for onnxruntime in any language.")
-def onnx(
-    model: ModelArgument,
-    out: OutOption = None,
-    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
-    plugin: PluginOption = [],  # noqa: B006 - typer copies it
-    json: JsonOption = False,
-) -> None:
-    """Write one step of each task as ONNX, in physical units, after a rollout beside torch (docs/export.md)."""
-    _export(model, "onnx", out, task, json=json)
-
-
-@export_app.command(name="torch", short_help="Programs of torch.export (.pt2), one for each task.")
-def torch_programs(
-    model: ModelArgument,
-    out: OutOption = None,
-    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
-    plugin: PluginOption = [],  # noqa: B006 - typer copies it
-    json: JsonOption = False,
-) -> None:
-    """Write one step of each task as a program of torch.export, after a rollout beside torch (docs/export.md)."""
-    _export(model, "torch", out, task, json=json)
-
-
-def _export(model: str, kind: str, out: str | None, tasks: list[str], *, json: bool) -> None:
-    from ups.inference.bundle import load_bundle
-    from ups.inference.export import export, export_path
-
-    path = find_bundle(model)
-    directory, differences = Path(out) if out else export_path(path, kind), dict[str, float]()
-    with ProgressLine(quiet=json) as line:
-        line.working("exporting and comparing; a minute for each task")
-        export(load_bundle(path), directory, kind, tasks or None, differences.__setitem__)
-    if json:
-        report({"directory": str(directory), "kind": kind, "difference": differences})
-        return
-    for task, difference in differences.items():
-        say(f"{task}: the steps of a rollout are {difference:.2g} of the RMS apart from torch in total")
-    say(f"wrote {directory}")
-
-
+_add_export("onnx", "an ONNX file, for onnxruntime in any language")
+_add_export("torch", "a program of torch.export (.pt2)")
 calibrate_app = new_app()
 
 

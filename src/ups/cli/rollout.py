@@ -14,7 +14,7 @@ from ups.cli.options import BUNDLE_HELP, JsonOption, PluginOption, StartFrameOpt
 from ups.cli.output import note, report, say
 from ups.config.schema import TaskConfig
 from ups.errors import ConfigError, DataError
-from ups.record.run_dir import find_bundle, shipped_models, states_beside
+from ups.record.run_dir import shipped_models, states_beside
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def rollout(
         from ups.evaluation.figures import ffmpeg
 
         ffmpeg()  # before long work, not after
-    model_dir = find_bundle(local_bundle(bundle))
+    model_dir = local_bundle(bundle)
     simulator = _load(model_dir, device, runtime)
     spec = simulator.task(task)
     channel = _channel(spec, field)

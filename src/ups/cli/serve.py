@@ -32,7 +32,7 @@ def serve(
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Serve simulators over HTTP, with the steps of all clients in shared batches, until SIGTERM (docs/serve.md)."""
-    from ups.record.run_dir import find_bundle
+    from ups.inference.hub import local_bundle
 
     try:
         from ups.serve.server import read_tokens
@@ -40,6 +40,6 @@ def serve(
     except ModuleNotFoundError as error:
         raise MissingExtraError.of("serve", str(error.name), "ups serve") from error
     tokens = read_tokens(token_file) if token_file is not None else {}
-    found = [find_bundle(name) for name in bundles]
+    found = [local_bundle(name) for name in bundles]
     signal = run_server(found, host, port, tokens, deterministic=deterministic, jobs=jobs)
     raise typer.Exit(exit_code_of_signal(signal) if signal else 0)

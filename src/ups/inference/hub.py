@@ -29,7 +29,7 @@ from ups.errors import (
 )
 from ups.record import manifest
 from ups.record.files import machine_error, safe_read
-from ups.record.run_dir import BUNDLE_FILES, CARD_NAME, find_bundle, home_directory
+from ups.record.run_dir import BUNDLE_FILES, CARD_NAME, find_bundle, home_directory, is_shipped
 from ups.record.text import path_text, printable
 
 logger = logging.getLogger(__name__)
@@ -76,14 +76,16 @@ class Address:
         return f"{PREFIX}{self.repo}{revision}" + (f"#sha256={self.sha256}" if self.sha256 else "")
 
 
-def local_bundle(name: str | os.PathLike[str]) -> str:
-    """A name as it is; of an address on the hub the directory of that bundle in the cache of this user."""
+def local_bundle(name: str | os.PathLike[str]) -> Path:
+    """The bundle that a name means (`find_bundle`); of an address on the hub it is in the cache of this user."""
     text = os.fspath(name)
-    return str(pull(text)[0]) if text.startswith(PREFIX) else text
+    return pull(text)[0] if text.startswith(PREFIX) else find_bundle(text)
 
 
 def signature_of(bundle: Path) -> Path:
-    """Where the signature of a bundle lies: next to it, because any new file in it is damage."""
+    """Where the signature of a bundle lies: next to it, because any new file in it is damage; of a shipped one here."""
+    if is_shipped(bundle):
+        return Path(f"{bundle.resolve().parent.name}.sig")
     return bundle.with_name(f"{bundle.name}.sig")
 
 

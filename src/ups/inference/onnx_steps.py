@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ups.errors import BundleError
 from ups.inference.bundle import Bundle
@@ -58,7 +59,7 @@ class OnnxSteps:
     def __init__(self, bundle: Bundle, *, choose: bool) -> None:
         self._bundle, self._choose = bundle, choose
         self._graphs: dict[str, Graph | None] = {}
-        self._better: dict[tuple[str, int, bool], bool] = {}
+        self._better: dict[tuple[str, bool], dict[int, bool]] = {}
 
     def predictor(self, task: TaskSpec, batch: Batch, eager: Predictor, *, watched: bool) -> Predictor:
         """A predictor for a rollout from this batch: by onnxruntime, or `eager` itself."""
@@ -71,10 +72,7 @@ class OnnxSteps:
             return eager
         step = GraphStep(self._bundle, task)
         exported = GraphPredictor(graph, step, step.outputs[: 1 + watched])
-        key = (task.name, batch.num_samples, watched)
-        if key not in self._better:
-            self._better[key] = self._is_better(batch, eager, exported)
-        return exported if self._better[key] else eager
+        return Either(eager, exported, self._better.setdefault((task.name, watched), {}), self._choose)
 
     def _graph(self, task: TaskSpec) -> Graph | None:
         if self._choose and find_spec("onnxruntime") is None:
@@ -92,17 +90,40 @@ class OnnxSteps:
         with torch.inference_mode(False):
             return onnx_graph(export(self._bundle, cache, tasks=[task.name]) / f"{task.name}{SUFFIXES['onnx']}")
 
-    @torch.inference_mode()
-    def _is_better(self, batch: Batch, eager: Predictor, exported: Predictor) -> bool:
-        frame, other = eager(batch), exported(batch)
+
+class Either:
+    """A predictor by onnxruntime, which must agree with eager torch on a batch; with `choose` by the faster of both.
+
+    better: whether onnxruntime is taken, by the size of a batch: sizes up to the same power of two count as one.
+    """
+
+    def __init__(self, eager: Predictor, exported: Predictor, better: dict[int, bool], choose: bool) -> None:
+        self._eager, self._exported, self._better, self._choose = eager, exported, better, choose
+        self.numbers: Tensor | None = None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        size = (batch.num_samples - 1).bit_length()
+        if size not in self._better:
+            self._compare(batch, size)
+        predictor = self._exported if self._better.get(size, not self._choose) else self._eager
+        frame = predictor(batch)
+        self.numbers = getattr(predictor, "numbers", None)
+        return frame
+
+    def _compare(self, batch: Batch, size: int) -> None:
+        """Decide, if this batch is sound: others do not suffer from a sample that is not."""
+        frame, other = self._eager(batch), self._exported(batch)
+        if not frame.isfinite().all():
+            return
         largest = float((frame - other).abs().max() / frame.double().square().mean().sqrt().clamp_min(1e-30))
-        if frame.isfinite().all() and not largest <= MOST_DIFFERENCE:
+        agree = largest <= MOST_DIFFERENCE
+        if not agree:
             problem = f"the export of task '{batch.task.name}' is {largest:.2g} of the RMS apart from torch"
             if not self._choose:
                 raise BundleError(problem, hint="write it again: ups export onnx BUNDLE")
             logger.warning("%s: it is not used", problem)
-            return False
-        return not self._choose or _seconds(exported, batch) < _seconds(eager, batch)
+        faster = not self._choose or _seconds(self._exported, batch) < _seconds(self._eager, batch)
+        self._better[size] = agree and faster
 
 
 def _seconds(predictor: Predictor, batch: Batch) -> float:

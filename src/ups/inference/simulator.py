@@ -40,7 +40,6 @@ from ups.models.ensemble import has_members, members_of
 from ups.models.error_model import Watched
 from ups.models.grid_fit import Resampling
 from ups.models.stepper import Predictor, Stepper, rollout
-from ups.record.run_dir import find_bundle
 from ups.record.text import html_table
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -80,7 +79,7 @@ class Simulator:
         Warns (`BundleWarning`) of a bundle that is not better than a baseline.
         """
         chosen = check_runtime(runtime, _device("cpu" if runtime == "onnx" and device == "auto" else device))
-        bundle = load_bundle(find_bundle(local_bundle(path)), chosen)
+        bundle = load_bundle(local_bundle(path), chosen)
         for text in bundle_warnings(bundle.info.scores, bundle.info.provenance):
             warnings.warn(f"{path}: {text}", BundleWarning, stacklevel=2)
         return cls(bundle, chosen, runtime)
@@ -210,17 +209,9 @@ class Simulator:
             raise BundleError(f"every={every} keeps no frame of {steps} steps")
         trained = self._bundle.info.coordinates[spec.name]
         start = read_start(
-            spec,
-            self.context_frames,
-            state,
-            static,
-            parameters,
-            trained,
-            coordinates=coordinates,
-            rescale=rescale_domain,
-            dt=dt,
-            time=time,
-        )
+            spec, self.context_frames, state, static, parameters, trained,
+            coordinates=coordinates, rescale=rescale_domain, dt=dt, time=time,
+        )  # fmt: skip
         trust = judge(spec, start, steps, self._bundle.info)
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
         if members is not None:
@@ -280,12 +271,9 @@ class Simulator:
         if start.batch.num_samples > 1:
             raise BundleError(f"one trajectory can be fitted, and {start.batch.num_samples} samples were given")
         stated, time = self._bundle.calibrations.get(spec.name), None if free else start.time
-        errors = ERROR_LEVEL if stated else None
-        roll = functools.partial(
-            self.rollout, task=spec.name, static=known.get("static"), level=errors, on_doubt="ignore"
-        )
+        roll = functools.partial(self.rollout, task=spec.name, static=known.get("static"), on_doubt="ignore")
         problem = Problem(start.batch.to(self._device), self._stepper, stated, unknown, observations, noise, time)
-        return fit(problem, level, roll)
+        return fit(problem, level, functools.partial(roll, level=ERROR_LEVEL if stated else None))
 
     def _level(
         self, spec: TaskSpec, start: Start, level: float | None, on_doubt: str, members: int | None
@@ -399,8 +387,7 @@ def find_task(tasks: Mapping[str, TaskSpec], name: str | None) -> TaskSpec:
         what = "knows several tasks" if name is None else f"does not know task '{name}'{suggestion(str(name), known)}"
         raise BundleError(
             f"this simulator {what}",
-            hint=f"say which: task= one of {', '.join(known)}",
-            command_hint=f"say which with --task: {', '.join(known)}",
+            hint=f"give its task: one of {', '.join(known)}",
         )
     return tasks[name]
 

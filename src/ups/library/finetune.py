@@ -20,7 +20,7 @@ from ups.formats.zarr_store import is_own_store
 from ups.inference.hub import local_bundle
 from ups.library.recipe import override_text
 from ups.record.files import load_object
-from ups.record.run_dir import BUNDLE_FILE, find_bundle, is_bundle
+from ups.record.run_dir import BUNDLE_FILE, is_bundle
 from ups.run.directory import read_run_recipe
 from ups.spec.task import TaskSpec
 
@@ -57,7 +57,7 @@ def resolve_finetuning(
     changes: list[str],
 ) -> ResolvedRecipe:
     """The same with its canonical text and hash; changes as `ups train --set` takes them."""
-    source = find_bundle(local_bundle(bundle))
+    source = local_bundle(bundle)
     if not is_bundle(source):
         raise BundleError(
             f"there is no bundle at '{bundle}'", hint="give a bundle, or a run that is completed, such as runs/NAME"

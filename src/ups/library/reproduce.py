@@ -25,7 +25,7 @@ from ups.inference.bundle import Bundle, BundleInfo, load_bundle
 from ups.inference.hub import local_bundle
 from ups.inference.stored_scores import score_rows
 from ups.library.train import Output, train_resolved
-from ups.record.run_dir import RUNS, find_bundle
+from ups.record.run_dir import RUNS
 from ups.record.text import path_text, printable
 from ups.run.directory import from_outside, read_run_recipe
 from ups.run.scoring import SCORED_TRAJECTORIES, bundle_of_run
@@ -73,7 +73,7 @@ def reproduce(
     data: task -> path; without it a solver makes the data of a task anew, in the run. seeds: train so many more with
     other seeds, which tells how far scores differ by chance. changes: as `ups train --set` takes them.
     """
-    source = Path(find_bundle(local_bundle(bundle)))
+    source = local_bundle(bundle)
     before, old = load_bundle(source), read_run_recipe(source).recipe
     run_dir, shown = Path(RUNS) / f"{old.run.name}-reproduced", output or Output()
     ranks = min(_number(before.info, "ranks") or 1, os.cpu_count() or 1)

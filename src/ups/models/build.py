@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, PluginError
@@ -66,6 +70,20 @@ def wrong_names(names: Collection[str]) -> str:
     return ""
 
 
+class _ShapesOnly(TorchFunctionMode):
+    """For initial values without memory: their arithmetic on the meta device would import torch's compiler for 2 s."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, tensors = kwargs or {}, [one for one in args if isinstance(one, torch.Tensor)]
+        if function is nn.init.normal_:
+            return kwargs["tensor"]
+        are_shapes = {(one.is_meta, one.is_floating_point()) for one in tensors} == {(True, True)}
+        if are_shapes and function.__name__ in ("add", "mul", "div"):
+            shape = np.broadcast_shapes(*(one.shape for one in tensors))
+            return torch.empty(shape, dtype=torch.result_type(args[0], args[-1]), device="meta")
+        return (torch.empty if function is torch.randn and not kwargs else function)(*args, **kwargs)
+
+
 def _build(
     name: str, config: ModelConfig, tasks: Sequence[TaskSpec], context_frames: int, seed: int, device: str
 ) -> Network:
@@ -79,7 +97,7 @@ def _build(
                 hint="choose another model.type",
             )
     flows = name in (FLOW, STUDENT)
-    with torch.random.fork_rng(devices=[]), torch.device(device):
+    with torch.random.fork_rng(devices=[]), torch.device(device), _ShapesOnly() if device == "meta" else nullcontext():
         # Each name has draws of its own: a network next to the operator does not change the operator.
         torch.manual_seed(key_of(seed, "init") if name == OPERATOR else key_of(seed, "init", name))
         if flows:

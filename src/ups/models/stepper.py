@@ -314,10 +314,15 @@ def rollout(predictor: Predictor, batch: Batch, num_steps: int) -> Iterator[Tens
     for _ in range(num_steps):
         frame = predictor(batch)
         yield frame
-        # with one context frame there is nothing to join, and so nothing to copy
-        new = frame[:, None]
-        state = new if batch.state.shape[1] == 1 else torch.cat([batch.state[:, 1:], new], dim=1)
-        batch = replace(batch, state=state, stage_step=batch.stage_step + 1)
+        batch = replace(batch, state=following(batch.state, frame), stage_step=batch.stage_step + 1)
+
+
+def following(state: Tensor, frame: Tensor) -> Tensor:
+    """Context frames (B, T, C, *S) and the next frame -> the context of the step after it; none if steady."""
+    if not state.shape[1]:
+        return state
+    # With one context frame there is nothing to join, and so nothing to copy.
+    return frame[:, None] if state.shape[1] == 1 else torch.cat([state[:, 1:], frame[:, None]], dim=1)
 
 
 def persistence(batch: Batch) -> Tensor:

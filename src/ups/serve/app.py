@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
@@ -139,7 +140,7 @@ async def _gone(request: Request) -> None:
 
 def make_app(service: Service, tokens: Mapping[str, str], metrics: Metrics) -> Any:
     """The ASGI application."""
-    app = FastAPI(title="ups serve", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="ups serve", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.exception_handler(UpsError)
     async def on_error(request: Request, error: UpsError) -> JSONResponse:
@@ -159,11 +160,8 @@ def make_app(service: Service, tokens: Mapping[str, str], metrics: Metrics) -> A
             async with _body(request, service) as wanted:
                 ticket, admission = await run_in_threadpool(service.roll, wanted, client, media_type)
             batch, sink = ticket.rolling.batch, cast(MemorySink, ticket.rolling.sink)
-            request.state.facts |= {
-                "task": batch.task.name,
-                "samples": batch.num_samples,
-                "steps": ticket.rolling.steps,
-            }
+            facts = {"task": batch.task.name, "samples": batch.num_samples, "steps": ticket.rolling.steps}
+            request.state.facts |= facts
             done, gone = asyncio.wrap_future(ticket.result), asyncio.ensure_future(_gone(request))
             try:
                 seconds = service.limits.reply_seconds
@@ -187,7 +185,7 @@ def make_app(service: Service, tokens: Mapping[str, str], metrics: Metrics) -> A
     async def start(request: Request) -> JSONResponse:
         async with _body(request, service) as wanted:
             job = await run_in_threadpool(service.start_job, wanted, request.state.client)
-        return JSONResponse(job.document(), 202)
+        return JSONResponse(job.document(), 202, {"Location": f"/jobs/{job.id}"})  # a proxy learns who has it
 
     def jobs_of(request: Request) -> dict[str, Job]:
         service.expire()
@@ -262,17 +260,6 @@ _RESULT: dict[str, Any] = {
     "description": "The result as the header Accept says: JSON for `xarray.Dataset.from_dict`, npz or NetCDF",
     "content": {JSON: {"schema": {"type": "object"}}, NPZ: {}, NETCDF: {}},
 }
-_WORDS = {
-    401: "No valid token",
-    404: "No such job or key",
-    413: "Larger than this server allows",
-    415: "Another format than JSON or npz",
-    422: "Does not fit the simulator",
-    429: "You have too many rollouts under way; see Retry-After",
-    503: "The server has no room now, or is stopping; see Retry-After",
-    504: "The rollout took too long",
-    507: "The disk for jobs is full",
-}
 _REFUSED = (401, 413, 415, 422, 429, 503)
 
 
@@ -281,5 +268,5 @@ def _responses(result: Any, *refusals: int) -> Any:
     properties = {name: {"type": "string"} for name in ("error", "message", "hint")}
     example = {"error": "bundle", "message": "parameter 'nu' of task 'burgers1d' is missing", "hint": ""}
     content = {JSON: {"schema": {"type": "object", "properties": properties}, "example": example}}
-    refused = {status: {"description": _WORDS[status], "content": content} for status in refusals}
+    refused = {status: {"description": HTTPStatus(status).phrase, "content": content} for status in refusals}
     return refused | ({} if result is None else {200: result})

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # A rollout with more steps or values is a job.
 SHORT_STEPS, SHORT_VALUES = 256, 2**21
 MOST_BYTES = 2**32  # of a reply
+# What reading an answer raises that is not what this server sends.
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 POLL_SECONDS = 0.2
 
 
@@ -68,7 +70,7 @@ class RemoteSimulator:
             self._grids = {s.name: [np.asarray(axis, np.float64) for axis in grids[s.name]] for s in specs}
             self.hash, self.card = str(model["bundle"]), str(model["card"])
             self.context_frames, self.is_ensemble = int(model["context_frames"]), bool(model["is_ensemble"])
-        except (DataError, KeyError, TypeError, ValueError) as error:
+        except (DataError, *_MALFORMED) as error:
             raise ServerError(f"{url} does not describe its bundle", hint="is it a server of ups?") from error
         self.tasks = {spec.name: spec for spec in specs}
 
@@ -97,7 +99,7 @@ class RemoteSimulator:
 
         Raises JobLostError if the server of a long rollout is gone, with the frames received so far as `partial`.
         """
-        body, _, num_values = self._request(state, steps, parameters, options)
+        body, num_values = self._request(state, steps, parameters, options)
         if out is None and progress is None and steps <= SHORT_STEPS and num_values <= SHORT_VALUES:
             return _decode(self._call("POST", "/rollout", body))
         if out is not None:
@@ -109,7 +111,7 @@ class RemoteSimulator:
                 if progress is not None:
                     progress(frames * every)
             if out is None:
-                return _opened(store).load()
+                return _loaded(store)
             if Path(out).suffix in NETCDF_SUFFIXES:
                 _opened(store).to_netcdf(out, engine="h5netcdf")
             else:
@@ -120,13 +122,12 @@ class RemoteSimulator:
         self, state: Any = None, steps: int = 1, parameters: Any = None, **options: Any
     ) -> Iterator[xarray.Dataset]:
         """Yields the frames of a rollout in pieces, as they arrive."""
-        body, spec, _ = self._request(state, steps, parameters, options)
+        body, _ = self._request(state, steps, parameters, options)
         with tempfile.TemporaryDirectory(prefix="ups-remote-") as name:
             store, done = Path(name) / "store", 0
             for frames in self._follow(body, store):
                 if frames > done:
-                    piece = _opened(store)
-                    yield (piece if spec.steady else piece.isel(time=slice(done, frames))).load()
+                    yield _loaded(store, done, frames)
                 done = frames
 
     def query(self, result: Any, points: Any, times: Any = None, *, task: str | None = None) -> xarray.Dataset:
@@ -134,19 +135,11 @@ class RemoteSimulator:
         spec = self.task(task or getattr(result, "attrs", {}).get("task"))
         return query_result(result, points, times, spec, self._grids[spec.name])
 
-    def _request(self, state: Any, steps: int, parameters: Any, options: dict[str, Any]) -> tuple[bytes, TaskSpec, int]:
-        """The body, the task, and how many values the result has."""
+    def _request(self, state: Any, steps: int, parameters: Any, options: dict[str, Any]) -> tuple[bytes, int]:
+        """The body, and how many values the result has."""
         spec = self.task(options.pop("task", None))
-        given = read_given(
-            spec,
-            self.context_frames,
-            state,
-            options.pop("static", None),
-            parameters,
-            coordinates=options.pop("coordinates", None),
-            dt=options.pop("dt", None),
-            time=options.pop("time", None),
-        )
+        inputs = {name: options.pop(name, None) for name in ("static", "coordinates", "dt", "time")}
+        given = read_given(spec, self.context_frames, state, parameters=parameters, **inputs)
         known = ("rescale_domain", "every", "members", "seed", "level", "on_doubt")
         if unknown := [name for name in options if name not in known]:
             raise BundleError(f"a server does not take '{unknown[0]}'", hint=f"known: {', '.join(known)}")
@@ -163,12 +156,12 @@ class RemoteSimulator:
         num_values *= max(np.size(arrays.get(role, 0)) for role in ("state", "static")) * len(given.parameters)
         if spec.steady:
             del arrays["dt"]
-        return write_npz({name: np.asarray(v) for name, v in arrays.items() if v is not None}), spec, num_values
+        return write_npz({name: np.asarray(v) for name, v in arrays.items() if v is not None}), num_values
 
     def _follow(self, body: bytes, store: Path) -> Iterator[int]:
         """Copies the store of a new job while it runs; yields the number of frames that are there."""
         job = self._json("POST", "/jobs", body)
-        address, done = f"/jobs/{job['id']}", 0
+        address, done = f"/jobs/{job.get('id')}", 0
         try:
             arrays = self._metadata(address, store)
             while True:
@@ -182,12 +175,12 @@ class RemoteSimulator:
                 yield done
                 clock.sleep(POLL_SECONDS)
             self._metadata(address, store)
-        except ServerError as error:
+        except (ServerError, *_MALFORMED) as error:
+            reason = error.message if isinstance(error, ServerError) else f"{self._host} sent something else than a job"
             hint = "the frames are in `partial` of this error"
-            lost = JobLostError(f"the job is lost after {done} frames: {error.message}", hint=hint)
+            lost = JobLostError(f"the job is lost after {done} frames: {reason}", hint=hint)
             if done:
-                partial = _opened(store)
-                lost.partial = (partial.isel(time=slice(0, done)) if "time" in partial.dims else partial).load()
+                lost.partial = _loaded(store, 0, done)
             raise lost from error
         finally:
             with contextlib.suppress(OSError, http.client.HTTPException):  # else it is removed after an hour
@@ -204,9 +197,9 @@ class RemoteSimulator:
             codecs = {codec["name"] for codec in array["codecs"]}
             if not re.fullmatch(r"\w+", name) or codecs - {"bytes", "vlen-utf8"}:
                 raise ServerError(f"array '{name[:40]}' of the job's store is none of ours")
+        for name, part in {"": document, **arrays}.items():
             (store / name).mkdir(parents=True, exist_ok=True)
-            (store / name / "zarr.json").write_text(json.dumps(array))
-        (store / "zarr.json").write_text(json.dumps(document))
+            (store / name / "zarr.json").write_text(json.dumps(part))
         return arrays
 
     def _copy(self, address: str, store: Path, arrays: dict[str, Any], done: int, frames: int) -> None:
@@ -296,9 +289,18 @@ def _decode(content: bytes) -> xarray.Dataset:
             for name, label in about[part].items():
                 label["data"] = arrays[name]
         result: xarray.Dataset = xarray.Dataset.from_dict(about)
-    except (BundleError, KeyError, TypeError, ValueError) as error:
+    except (BundleError, *_MALFORMED) as error:
         raise ServerError("the server sent something else than a result") from error
     return result
+
+
+def _loaded(store: Path, first: int = 0, end: int | None = None) -> xarray.Dataset:
+    """The frames from `first` to before `end`."""
+    try:
+        data = _opened(store)
+        return (data.isel(time=slice(first, end)) if "time" in data.dims else data).load()
+    except _MALFORMED as error:
+        raise ServerError("the server sent something else than a result") from error
 
 
 def _opened(store: Path) -> xarray.Dataset:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ups.errors import BundleError, DataError
 from ups.inference.simulator import Rolling
-from ups.models.error_model import Watched
+from ups.models.stepper import following
 from ups.spec.batch import Batch, Memo
 
 # Steps between two choices of who takes part, while not all fit: a new batch costs about as much as a tenth of a step.
@@ -101,7 +101,13 @@ class Engine:
                         ticket.is_canceled = True
                     self._sweep()
                     return
-            self.step()
+            try:
+                self.step()
+            except Exception as error:  # noqa: BLE001 - such as no memory for a batch: later rollouts are still served
+                self._batch = None
+                for ticket in self._chosen:
+                    if not ticket.result.done():
+                        self._fail(ticket, error)
 
     def stop(self) -> None:
         """End `run`; what is not finished is canceled."""
@@ -145,7 +151,7 @@ class Engine:
             for ticket in tickets:
                 self._advance([ticket], replace(ticket.rolling.batch, state=ticket.state, memo=Memo()))
             return
-        numbers = predictor.numbers if isinstance(predictor, Watched) else None
+        numbers = getattr(predictor, "numbers", None)
         if len(tickets) == len(self._chosen):
             self._batch = replace(batch, state=following(batch.state, frame))
         first = 0
@@ -218,10 +224,3 @@ def joined(batches: list[Batch]) -> Batch:
         for name in ("state", "static", "target", "parameters", "dt", "numbers")
     }
     return replace(batches[0], **parts)
-
-
-def following(state: Tensor, frame: Tensor) -> Tensor:
-    """Context frames (B, T, C, *S) and the next frame -> the context of the step after it; none if steady."""
-    if not state.shape[1]:
-        return state
-    return frame[:, None] if state.shape[1] == 1 else torch.cat([state[:, 1:], frame[:, None]], dim=1)

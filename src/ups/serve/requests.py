@@ -66,7 +66,7 @@ class RolloutRequest(BaseModel):
 
     def arguments(self, limits: Limits, num_axes: int) -> dict[str, Any]:
         """For `Simulator.rollout`. Raises LimitError."""
-        given = self.model_dump(exclude={"bundle"})
+        given = {name: value for name, value in self if name != "bundle"}  # without a copy of its lists
         check_limit("steps", self.steps, limits.steps)
         check_limit("members", self.members or 1, limits.samples)
         for name, value in (self.parameters or {}).items():

@@ -35,22 +35,19 @@ def encode(sink: MemorySink, media_type: str) -> bytes:
     layout = sink.layout
     if media_type == NETCDF:
         return bytes(sink.finish().to_netcdf(engine="h5netcdf"))
-    variables = layout.variables(sink.divergence, layout.split(sink.buffer))
-    about: dict[str, Any] = {"attrs": layout.attributes | sink.divergence.attributes()}
-    about["coords"] = {name: _label(variables[name]) for name in layout.coordinates}
-    about["data_vars"] = {name: _label(parts) for name, parts in variables.items() if name not in layout.coordinates}
-    if media_type != JSON:
-        arrays = {name: np.asarray(values) for name, (_, values, _) in variables.items()}
-        arrays = {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in arrays.items()}
-        return write_npz(arrays | {ABOUT: np.array(json.dumps(plain(about)))})
-    for name, (_, values, _) in variables.items():
-        part = about["coords" if name in layout.coordinates else "data_vars"][name]
-        part["data"] = plain(np.asarray(values))
-    return json.dumps(plain(about), allow_nan=False).encode()
-
-
-def _label(variable: tuple[tuple[str, ...], Any, dict[str, Any]]) -> dict[str, Any]:
-    return {"dims": list(variable[0]), "attrs": variable[2]}
+    arrays: dict[str, Any] = {}
+    about: dict[str, Any] = {"attrs": plain(layout.attributes | sink.divergence.attributes())}
+    about |= {"coords": {}, "data_vars": {}}
+    for name, (dims, values, attributes) in layout.variables(sink.divergence, layout.split(sink.buffer)).items():
+        array = np.asarray(values)
+        arrays[name] = array.astype(str) if array.dtype.kind == "O" else array
+        label = {"dims": list(dims), "attrs": plain(attributes)} | (
+            {"data": plain(array)} if media_type == JSON else {}
+        )
+        about["coords" if name in layout.coordinates else "data_vars"][name] = label
+    if media_type == JSON:
+        return json.dumps(about, allow_nan=False).encode()
+    return write_npz(arrays | {ABOUT: np.array(json.dumps(about))})
 
 
 def plain(value: Any) -> Any:
@@ -163,9 +160,7 @@ class StoreSink(Sink):
 
 def _document(dtype: Any, shape: Any, chunks: Any, dims: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     is_text = dtype.kind == "O"
-    codec: dict[str, Any] = {"name": "vlen-utf8"} if is_text else {"name": "bytes"}
-    if dtype.itemsize > 1 and not is_text:
-        codec["configuration"] = {"endian": "little"}
+    codec = {"name": "vlen-utf8"} if is_text else {"name": "bytes", "configuration": {"endian": "little"}}
     empty: Any = {"f": "NaN", "b": False, "O": ""}.get(dtype.kind, 0)
     return {
         "zarr_format": 3,

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ups.errors import BundleError, BusyError, DiskFullError, LimitError, UpsErr
 from ups.inference.inputs import Start, suggestion
 from ups.inference.results import Layout, MemorySink, Sink
 from ups.inference.simulator import Rolling, Simulator
+from ups.record.files import machine_errors
 from ups.serve.engine import Engine, Ticket
 from ups.serve.requests import JSON, Limits, RolloutRequest, check_limit
 from ups.serve.results import StoreSink
@@ -101,8 +103,11 @@ class Admission:
         check_limit("samples and members", layout.num_rows, self.limits.samples)
         check_limit("bytes of frames", layout.num_bytes, self.most)
         count = layout.num_bytes + STATED_BYTES * layout.num_rows * layout.num_frames
-        if self.path is not None and count > shutil.disk_usage(self.path.parent).free:
-            raise DiskFullError(f"the disk of {self.path.parent} has no room for the frames of this job")
+        if self.path is not None:
+            with machine_errors("cannot use the directory for jobs"):
+                free = shutil.disk_usage(self.path.parent).free
+            if count > free:
+                raise DiskFullError(f"the disk of {self.path.parent} has no room for the frames of this job")
         self.budget.take(count)
         self.held = count
 
@@ -154,7 +159,7 @@ class Service:
         self._directory = Path(tempfile.mkdtemp(prefix="ups-serve-", dir=jobs))
         self.jobs: dict[str, Job] = {}
         self.is_draining = False
-        self._clients: dict[str, int] = {}
+        self._clients: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def enter(self, client: str) -> None:
@@ -162,28 +167,24 @@ class Service:
         with self._lock:
             if self.is_draining:
                 raise BusyError("the server is stopping", hint="ask another server, or this one later")
-            mine, all_waiting = self._clients.get(client, 0), sum(self._clients.values())
+            mine, all_waiting = self._clients[client], self.num_waiting
             if mine >= self.limits.waiting_of_client:
                 error = BusyError(f"you have {mine} rollouts under way, and no more are allowed", hint="wait for one")
                 error.status = 429
                 raise error
             if all_waiting >= self.limits.waiting:
-                raise BusyError(
-                    f"{all_waiting} rollouts are under way, and no more are allowed", hint="try again later"
-                )
-            self._clients[client] = mine + 1
+                raise BusyError(f"{all_waiting} rollouts are under way: no more are allowed", hint="try again later")
+            self._clients[client] += 1
 
     def leave(self, client: str) -> None:
         """Give it back."""
         with self._lock:
-            self._clients[client] -= 1
-            if not self._clients[client]:
-                del self._clients[client]
+            self._clients -= Counter([client])  # and forget who has none
 
     @property
     def num_waiting(self) -> int:
         """Rollouts that were accepted and have no result yet."""
-        return sum(self._clients.values())
+        return self._clients.total()
 
     def find(self, request: RolloutRequest) -> tuple[str, Served]:
         """The simulator of a request. Raises BundleError."""

@@ -135,7 +135,7 @@ def read_tokens(path: str | Path) -> dict[str, str]:
     return {token: name for name, token in lines}
 
 
-def load(paths: Sequence[Path]) -> dict[str, Served]:
+def load(paths: Sequence[Path], runtime: str) -> dict[str, Served]:
     """Simulators by the name of their bundle, or of the run that it is in. Raises ConfigError, BundleError."""
     simulators: dict[str, Served] = {}
     for path in paths:
@@ -144,7 +144,7 @@ def load(paths: Sequence[Path]) -> dict[str, Served]:
             raise ConfigError(f"two bundles are called '{name}'", hint="rename the directory of one")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BundleWarning)  # every reply says it
-            simulators[name] = Served.load(path)
+            simulators[name] = Served.load(path, runtime=runtime)
     return simulators
 
 
@@ -162,13 +162,12 @@ def serve(
     limits = limits or Limits()
     if host not in LOOPBACK and not tokens:
         raise ConfigError(f"host {host} can be reached from other machines", hint="give clients tokens: --token-file")
-    simulators = load(paths)
+    simulators = load(paths, "eager" if deterministic else "auto")
     metrics = Metrics()
     engine = Engine(limits.samples, deterministic, metrics.on_step)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with machine_errors(f"cannot listen on {host}:{port}"):
-        listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
-        )
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     with machine_errors("cannot make a directory for jobs"):
         service = Service(simulators, engine, limits, jobs)
     app: Any = make_app(service, tokens, metrics)
@@ -183,13 +182,8 @@ def serve(
     server = Server(config, service)
     thread = threading.Thread(target=engine.run, name="ups-engine", daemon=True)
     thread.start()
-    address = listener.getsockname()
-    log(
-        event="listening",
-        host=address[0],
-        port=address[1],
-        bundles={name: s.describe()["bundle"] for name, s in simulators.items()},
-    )
+    hashes = {name: simulator.describe()["bundle"] for name, simulator in simulators.items()}
+    log(event="listening", host=listener.getsockname()[0], port=listener.getsockname()[1], bundles=hashes)
     try:
         server.run([listener])
     finally:

@@ -288,8 +288,8 @@ def test_hints_are_in_the_words_of_the_command_line(desk: Path, capsys: pytest.C
     (x,) = grid(ADVECTION)
     assert run(["rollout", "mine", "wave.zarr", "-o", "a.zarr", "--json"]) == 10
     printed = capsys.readouterr()
-    assert "say which with --task: " in printed.err
-    assert "say which with --task: " in json.loads(printed.out)["error"]["hint"]
+    assert "give its task: one of " in printed.err
+    assert "give its task: one of " in json.loads(printed.out)["error"]["hint"]
     xarray.Dataset({"u": (("x",), x)}, {"x": 3 * x}).to_netcdf(desk / "long.nc", engine="h5netcdf")
     options = ["--task", "advection", "--parameter", "beta=1", "-o", "a.zarr"]
     assert run(["rollout", "mine", "long.nc", *options]) == 10

@@ -81,3 +81,9 @@ def test_checking_a_recipe_imports_nothing_heavy() -> None:
     )
     assert "ups.config.schema" in modules
     assert not set(HEAVY) & set(modules)
+
+
+def test_loading_a_bundle_does_not_import_the_compiler_of_torch() -> None:
+    """It takes as long as torch itself."""
+    modules = imported_by("import ups; ups.Simulator.load('ups-joint')")
+    assert not {"torch._dynamo", "sympy"} & set(modules)

@@ -34,6 +34,9 @@ from ups.inference.export import (
 )
 from ups.models.stepper import Stepper
 from ups.record.manifest import commit_directory
+from ups.serve.engine import Engine, Ticket
+from ups.serve.requests import Limits
+from ups.serve.served import Admission, Budget, Served
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 pytestmark = pytest.mark.timeout(1200)
@@ -245,6 +248,33 @@ def test_auto_takes_what_is_faster(bundle: Path, tmp_path: Path, monkeypatch: py
     shutil.copytree(bundle, tmp_path / "alone")  # nothing was exported: auto does not wait for that
     result = ups.Simulator.load(tmp_path / "alone", runtime="auto").rollout(**given(ADVECTION))
     assert result.equals(eager)
+
+
+def test_a_server_takes_what_is_faster_for_the_size_of_a_batch(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here onnxruntime for batches of more than 4 samples. A batch with a sample that is not finite decides nothing."""
+    monkeypatch.setattr(
+        "ups.inference.onnx_steps._seconds",
+        lambda predictor, batch: float(isinstance(predictor, GraphPredictor) is (batch.num_samples <= 4)),
+    )
+    served, eager, limits = Served.load(bundle, runtime="auto"), ups.Simulator.load(bundle), Limits()
+    engine, requests = Engine(8), [given(ADVECTION, 2) | {"steps": 4 + 3 * n} for n in range(4)]
+    assert served._exported is not None
+
+    def submit(arguments: dict[str, Any]) -> Ticket:
+        admission: Any = Admission(limits, Budget("memory", 2**30), 2**30)
+        return engine.submit(served.rollout(**arguments, out=admission), "c", "g")
+
+    bad = submit(requests[0])
+    bad.state = torch.full_like(bad.state, torch.nan)
+    while engine.step():
+        pass
+    assert served._exported._better == {("advection", True): {}}
+    tickets = [submit(arguments) for arguments in requests]
+    while engine.step():
+        pass
+    assert served._exported._better == {("advection", True): {3: True, 2: False, 1: False}}
+    for ticket, arguments in zip(tickets, requests, strict=True):
+        same(eager.rollout(**arguments, level=0.9), ticket.rolling.sink.finish())
 
 
 def test_onnx_exports_what_lacks_into_the_cache(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,20 @@ def test_a_sample_that_is_not_finite_does_not_change_its_neighbors(served: Serve
     same(good.rolling.sink.finish(), simulator.rollout(**given(1, 12), level=0.9), TOLERANCE)
 
 
+def test_a_batch_that_cannot_be_made_does_not_end_the_thread(served: Served, simulator: ups.Simulator) -> None:
+    engine = Engine(8)
+    broken = [start(engine, served, "a", **given(n, 5)) for n in range(2)]
+    broken[0].state = broken[0].state[..., :7]
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    assert all(isinstance(ticket.result.exception(60), RuntimeError) for ticket in broken)
+    good = start(engine, served, "a", **given(3, 5))
+    good.result.result(60)
+    engine.stop()
+    thread.join(60)
+    same(good.rolling.sink.finish(), simulator.rollout(**given(3, 5), level=0.9), TOLERANCE)
+
+
 def test_a_full_disk_fails_one_rollout(served: Served) -> None:
     engine = Engine(8)
     tickets = [start(engine, served, "a", **given(n, 30)) for n in range(2)]

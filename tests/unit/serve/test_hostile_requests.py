@@ -241,6 +241,7 @@ def test_requests_of_random_bytes_are_refused(server: Served) -> None:
 
 
 PATHS = [
+    "/rollout/",
     "/jobs/../../etc/passwd",
     "/jobs/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
     "/jobs/..%2f/store/zarr.json",

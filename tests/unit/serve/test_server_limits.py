@@ -134,6 +134,9 @@ def test_a_full_disk_is_named_and_other_rollouts_continue(bundle: Path, tmp_path
         assert server.request("DELETE", f"/jobs/{job['id']}")[0] == 204
         (disk / "other").unlink()
         assert server.request("POST", "/jobs", flow)[0] == 202
+        shutil.rmtree(next(disk.glob("ups-serve-*")))  # as programs do that tidy up /tmp
+        assert server.request("POST", "/jobs", flow)[0] == 503
+        assert server.request("POST", "/rollout", REQUEST)[0] == 200
 
 
 def test_beyond_capacity_refusals_are_fast_and_nothing_grows(bundle: Path, tmp_path: Path) -> None:
