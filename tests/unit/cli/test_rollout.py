@@ -296,9 +296,6 @@ def test_hints_are_in_the_words_of_the_command_line(desk: Path, capsys: pytest.C
     text = capsys.readouterr().err
     assert "--rescale-domain" in text
     assert "rescale_domain" not in text
-    with pytest.raises(ups.errors.BundleError) as caught:
-        ups.Simulator.load("runs/mine/bundle").rollout()
-    assert "task= one of" in caught.value.hint
 
 
 def test_who_has_only_a_bundle_gets_no_advice_about_recipes(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
