@@ -246,9 +246,7 @@ class RunCopy:
         paths += [path for folder in _FOLDERS for path in (self._run_dir / folder).rglob("*") if path.is_file()]
         files = {path.relative_to(self._run_dir).as_posix(): path for path in sorted(paths)}
         wanted = [name for name in files if RECORD.fullmatch(name)]
-        document = read_object(RunDir(self._run_dir).run_json)
-        identity = RunIdentity.from_json((document or {}).get("identity"))
-        if document is None or identity is None or RunDir.config.name not in wanted:
+        if self._identity() is None or RunDir.config.name not in wanted:
             return  # the run has not begun
         for name in [*wanted, RunDir.run_json.name]:
             content = self._content(files.get(name, self._run_dir / name))
@@ -260,6 +258,9 @@ class RunCopy:
             put(self._bucket, name, content)
             self._record[name] = sha256
 
+    def _identity(self) -> RunIdentity | None:
+        return RunIdentity.from_json((read_object(RunDir(self._run_dir).run_json) or {}).get("identity"))
+
     def _content(self, path: Path) -> bytes:
         with errors_as(BucketError, f"{path} cannot be copied", OSError, ValueError):
             return safe_read(path, MAX_RECORD_BYTES)
@@ -267,7 +268,7 @@ class RunCopy:
     def _open(self) -> None:
         steps = steps_in(self._bucket)
         other = identity_in(self._bucket)
-        mine = RunIdentity.from_json((read_object(RunDir(self._run_dir).run_json) or {}).get("identity"))
+        mine = self._identity()
         if mine is None:
             raise BucketError(f"{RunDir(self._run_dir).run_json} does not say which run this is")
         if steps and (other is None or other.run_id != mine.run_id):

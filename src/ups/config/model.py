@@ -150,12 +150,10 @@ class LatentOperatorConfig(ModelConfig):
 
     @property
     def grid_divisor(self) -> int:
-        """What divides the points along every axis of a grid that the network gets: other grids are fitted to it."""
         return self.patch_size
 
     @property
     def encoder_settings(self) -> dict[str, object]:
-        """The settings that decide what a latent is, by name."""
         names = {"type", "patch_size", "encoder_blocks"} | ({"width"} if self.encoder_blocks else set())
         return {**self.model_dump(mode="json", include=names), "latent_channels": self.latent_channels or self.width}
 
@@ -268,5 +266,4 @@ class UnetConfig(BaselineConfig):
 
     @property
     def grid_divisor(self) -> int:
-        """What divides the points along every axis of a grid that the network gets: other grids are fitted to it."""
         return int(2 ** (self.levels - 1))

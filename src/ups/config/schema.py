@@ -362,6 +362,10 @@ class EngineConfig(Section):
         may_change=True,
     )
 
+    def strategy_on(self, ranks: int) -> str:
+        """The strategy on this number of ranks."""
+        return self.strategy if self.strategy != "auto" else "ddp" if ranks > 1 else "single"
+
     @property
     def fixed_micro_batch_size(self) -> int | None:
         """The micro-batch size that the recipe fixes; None for `auto`, and for the whole share of a rank."""

@@ -198,7 +198,6 @@ class AutoencodeStageConfig(StageConfig):
     augment: bool = setting(True, _AUGMENT, formerly="jitter")
 
     def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
         return context_frames
 
 
@@ -299,12 +298,10 @@ class OperatorStageConfig(StageConfig):
 
     @property
     def needs_latents(self) -> bool:
-        """Whether only a model with latents can be trained by this stage."""
         return self.space == "latent" or self.inverse_weight > 0
 
     @property
     def needs_trained_latents(self) -> bool:
-        """Whether a stage that trains the latents must come before."""
         return self.space == "latent" and self.start_from is None
 
     @model_validator(mode="after")
@@ -379,12 +376,10 @@ class CorrectorStageConfig(StageConfig):
 
     @property
     def needs_noise(self) -> bool:
-        """Whether members differ by noise that the operator's network must take."""
         return self.kind == "ensemble"
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The networks next to the operator that this stage needs."""
         return ("flow",) if self.kind == "flow" else ()
 
 
@@ -401,7 +396,6 @@ class DistillStageConfig(StageConfig):
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The networks next to the operator that this stage needs."""
         return ("student", "flow")
 
 

@@ -30,7 +30,6 @@ from ups.doctor.trials import (
     in_a_place_of_its_own,
     only_tasks,
     simplifications,
-    strategy_of,
     task_names,
 )
 from ups.record.text import path_text
@@ -149,7 +148,8 @@ class Bisection:
         """One rank alone; if the failure is gone then, whole copies of the model instead of shards."""
         if self.finding.kind == "opened":
             return
-        strategy, ranks, needs = strategy_of(self._variant), self._variant.ranks, self.finding.needs
+        ranks, needs = self._variant.ranks, self.finding.needs
+        strategy = self._variant.recipe.engine.strategy_on(ranks)
         one = Change.of(f"strategy {strategy} on {ranks} ranks", "one rank, no strategy", alone(self._variant))
         if one is None or self._simplify(one) or strategy != "fsdp" or ranks == 1 or not needs:
             return
@@ -194,12 +194,12 @@ class Bisection:
         self._variant, self.finding.last = smallest
 
     def _same_failure_of(self, tasks: Sequence[str]) -> tuple[Variant, TrialOutcome] | None:
-        assert self.finding.failure is not None
         variant = only_tasks(self._variant, tasks)
-        outcome = None if variant is None else self._try(variant, f"tasks: {', '.join(tasks)}")
-        if variant is None or outcome is None or not outcome.same_failure(self.finding.failure):
+        if variant is None:
             return None
-        return variant, outcome
+        outcome = self._try(variant, f"tasks: {', '.join(tasks)}")
+        assert self.finding.failure is not None
+        return (variant, outcome) if outcome.same_failure(self.finding.failure) else None
 
     def _settings(self) -> None:
         assert self.finding.failure is not None

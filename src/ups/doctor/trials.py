@@ -185,15 +185,9 @@ def in_a_place_of_its_own(variant: Variant, run_dir: Path) -> Recipe:
     return moved.recipe
 
 
-def strategy_of(variant: Variant) -> str:
-    """The strategy that the ranks of a variant get."""
-    strategy = variant.recipe.engine.strategy
-    return strategy if strategy != "auto" else "ddp" if variant.ranks > 1 else "single"
-
-
 def alone(variant: Variant) -> Variant | None:
     """One rank without any strategy, with as many windows in a pass as a rank has now."""
-    if variant.ranks == 1 and strategy_of(variant) == "single":
+    if variant.ranks == 1 and variant.recipe.engine.strategy_on(1) == "single":
         return None
     one = replace(variant, ranks=1)
     micro = micro_batch_size(variant)

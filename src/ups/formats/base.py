@@ -253,7 +253,9 @@ class Reader(ABC):
         channels, stride = self._num_channels, self.subsampling.time_stride
         steps = np.array([self.dt_in(split, trajectory) for trajectory in trajectories], np.float64)
         block = self._empty_block(len(trajectories), num_frames, steps, out)
-        state, static, target, parameters = block.state, block.static, block.target, block.parameters
+        state, parameters = block.state, block.parameters
+        given_fields: tuple[tuple[Role, Array], ...] = (("static", block.static), ("target", block.target))
+        constant = [(role, given) for role, given in given_fields if channels[role]]
         thin = self._thin if self.subsampling.space_stride > 1 else None
         trajectory = 0
         try:
@@ -263,12 +265,9 @@ class Reader(ABC):
                         first = self.subsampling.first_frame + start * stride
                         frames = self._frames(split, trajectory, first, first + (num_frames - 1) * stride + 1, stride)
                         state[i] = frames if thin is None else thin(frames)
-                    if channels["static"]:
-                        fields = self._given(split, trajectory, "static")
-                        static[i] = fields if thin is None else thin(fields)
-                    if channels["target"]:
-                        fields = self._given(split, trajectory, "target")
-                        target[i] = fields if thin is None else thin(fields)
+                    for role, given in constant:
+                        fields = self._given(split, trajectory, role)
+                        given[i] = fields if thin is None else thin(fields)
                     if self._num_parameters:
                         parameters[i] = self._parameters(split, trajectory)
         except FloatingPointError as error:
@@ -304,10 +303,7 @@ class Reader(ABC):
         shown = asdict(self.subsampling)
         if not shown["first_frame"]:  # as an identity was before there was one
             del shown["first_frame"]
-        text = json.dumps(
-            [self._source_identity(), shown, self._splits, self.source.task.to_json()],
-            sort_keys=True,
-        )
+        text = json.dumps([self._source_identity(), shown, self._splits, self.source.task.to_json()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @abstractmethod

@@ -51,12 +51,9 @@ def _check_files(layout: ArrayLayout) -> list[str]:
     for position in np.ndindex(*layout.files_per_axis):
         try:
             shard = open_shard(layout, position)
+            start = np.multiply(position, layout.shard_shape)  # of its first element, along each axis
             for chunk, inside in enumerate(np.ndindex(*layout.chunks_per_shard)):
-                corner = [
-                    p * s + i * c
-                    for p, s, i, c in zip(position, layout.shard_shape, inside, layout.chunk_shape, strict=True)
-                ]
-                if all(a < n for a, n in zip(corner, layout.shape, strict=True)):
+                if (start + np.multiply(inside, layout.chunk_shape) < layout.shape).all():
                     shard.require(chunk)
         except DataError as error:
             problems.append(error.message)

@@ -198,11 +198,12 @@ class Hdf5Container(Hdf5Arrays):
         """Numbers of each group as an array over the groups; the others are left out."""
         for key, values in differing.items():
             name = f"{owner}@{key}"
-            if all(isinstance(value, float) for value in values):
+            numbers = sum(isinstance(value, float) for value in values)
+            if numbers == len(values):
                 self._arrays[name] = np.array(values, np.float64)
                 self.variables[name] = Variable(name, (len(values),), ("",))
                 self._by_group[name] = prefix
-            elif any(isinstance(value, float) for value in values):
+            elif numbers:
                 self.left_out.append(f"attribute '{key}', which only some of the groups '{owner}' have as a number")
             else:
                 self.left_out.append(f"attribute '{key}' of '{owner}', a text that differs between groups")
@@ -214,10 +215,8 @@ class Hdf5Container(Hdf5Arrays):
             return None
         region = (slice(0, shape[0], 1),)
         first = np.array(_region(self._key, arrays[0], region))
-        for array in arrays[1:]:
-            if not np.array_equal(_region(self._key, array, region), first):
-                return None
-        return first
+        same = all(np.array_equal(_region(self._key, array, region), first) for array in arrays[1:])
+        return first if same else None
 
 
 def open_hdf5(path: Path) -> Hdf5Container:

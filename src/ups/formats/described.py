@@ -66,10 +66,7 @@ _HINT = "correct the task.yaml, or let `ups init DIR --data FILE` write one"
 
 @dataclass(frozen=True, slots=True)
 class DescribedLayout:
-    """One file, understood.
-
-    parameters (N, P): of each trajectory. flipped: axes whose coordinates fall.
-    """
+    """One file, understood. parameters (N, P): of each trajectory. flipped: axes whose coordinates fall."""
 
     task: TaskSpec
     sources: tuple[FileField, ...]
@@ -162,7 +159,6 @@ class _Understanding:
                     f"parameter '{parameter.name}' has the value {column.min():g}, and its scale is log",
                     hint="only numbers above 0 have a logarithm, in float32 above 1e-45: set its scale to linear",
                 )
-        parameters = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
         task = TaskSpec(
             name=name,
             fields=tuple(FieldSpec(f.name, f.role, f.unit, f.tensor_rank) for f in said.fields),
@@ -183,13 +179,13 @@ class _Understanding:
         )
         layout = DescribedLayout(
             task=task,
-            sources=tuple(sources),
+            sources=sources,
             coordinates=tuple(values for _, values, _ in grid),
             flipped=tuple(falls for _, _, falls in grid),
             num_trajectories=count,
             num_frames=num_frames,
             start_time=start,
-            parameters=parameters,
+            parameters=np.stack(columns, axis=1) if columns else np.zeros((count, 0)),
             assumptions=(),
         )
         self._name_what_is_not_used(layout)
@@ -203,11 +199,8 @@ class _Understanding:
         if variable is None:
             reason = next((text for text in self.container.left_out if f"'{name}'" in text), "")
             known = ", ".join(sorted(self.container.variables))[:300] or "none"
-            raise self._refuse(
-                f"{what} is to be read from '{name}', which "
-                + (f"is not read: {reason}" if reason else "is not there"),
-                hint=f"arrays in it: {known}",
-            )
+            why = f"is not read: {reason}" if reason else "is not there"
+            raise self._refuse(f"{what} is to be read from '{name}', which {why}", hint=f"arrays in it: {known}")
         self.used.add(name)
         return variable
 
@@ -225,7 +218,7 @@ class _Understanding:
                 f"'{field.name}' names {len(dims)}: {', '.join(dims)}"
             )
         for dim, size in zip(dims, variable.shape, strict=True):
-            if dim in (TIME, TRAJECTORY) or dim not in (CHANNEL, COMPONENT):
+            if dim not in (CHANNEL, COMPONENT):
                 known, where = self.sizes.setdefault(dim, (size, name))
                 if known != size:
                     raise self._refuse(
@@ -383,9 +376,8 @@ class _Understanding:
         values = self.container.whole(name)
         if parameter.channel is not None:
             if values.ndim != 2 or parameter.channel >= values.shape[1]:
-                raise self._refuse(
-                    f"{what} is column {parameter.channel} of '{name}', which has shape {variable.shape}"
-                )
+                column = f"column {parameter.channel} of '{name}'"
+                raise self._refuse(f"{what} is {column}, which has shape {variable.shape}")
             values = values[:, parameter.channel]
         if values.size == 1:
             values = np.full(count, float(values.reshape(-1)[0]))
@@ -554,9 +546,8 @@ def open_described(
     test_fraction: float = 0.1,
 ) -> DescribedReader:
     """The reader of files by their description. Raises DataError."""
-    containers = open_containers(paths)
     return DescribedReader(
-        containers,
+        open_containers(paths),
         description,
         subsampling,
         name=task_name(paths[0]),

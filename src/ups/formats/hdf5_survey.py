@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.buckets.path import BucketPath, data_path
+from ups.buckets.path import data_path
 from ups.errors import DataError, UpsError
 from ups.formats.hdf5 import BOUNDARIES, FIELD_GROUPS, WELL_GROUPS, ArraySurvey, FileSurvey, Values, open_library
 
@@ -47,15 +46,7 @@ MAX_COMPACT_BYTES = 1 << 16
 MAX_INPUT_BYTES = 4 << 30
 _ELSEWHERE_HINT = "a data file must hold its data itself: copy the data into it if you trust where it points"
 _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
-_PIPELINES = {
-    (),
-    ("deflate",),
-    ("shuffle",),
-    ("shuffle", "deflate"),
-    ("lzf",),
-    ("shuffle", "lzf"),
-    ("fletcher32",),
-}
+_PIPELINES = {"", "deflate", "shuffle", "shuffle deflate", "lzf", "shuffle lzf", "fletcher32"}
 # A dimension of NetCDF-4 without a coordinate variable is a dataset with this text in its attribute NAME.
 _ONLY_A_DIMENSION = "This is a netCDF dimension but not a netCDF variable"
 _BOOKKEEPING = frozenset(
@@ -67,7 +58,7 @@ _NUMBERS = h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID
 def survey_file(path: str, form: str) -> FileSurvey:
     """The structure of a file. Raises DataError for what is refused, OSError for what HDF5 cannot open."""
     location = data_path(path)
-    size = location.stat().st_size if isinstance(location, BucketPath) else os.path.getsize(path)
+    size = location.stat().st_size
     with open_library(path) as file:
         walk = _Walk(file, size, form)
         _FORMS[form](walk)
@@ -329,12 +320,8 @@ def _varying(walk: _Walk, first: dict[str, Values]) -> tuple[str, ...]:
     return tuple(sorted(names)[:MAX_ATTRIBUTES])
 
 
-_FORMS: dict[str, Callable[[_Walk], None]] = {
-    "tree": _tree,
-    "netcdf": _netcdf,
-    "the_well": _the_well,
-    "pdebench": _pdebench,
-}
+_FORMS: dict[str, Callable[[_Walk], None]]
+_FORMS = {"tree": _tree, "netcdf": _netcdf, "the_well": _the_well, "pdebench": _pdebench}
 
 
 def _form(array: ArraySurvey) -> tuple[Any, ...]:
@@ -358,11 +345,8 @@ def _address(group: Any) -> int:
 def _check_storage(dataset: Any, path: str) -> None:
     """Raises DataError for data that lie in other files."""
     plist = dataset.id.get_create_plist()
-    if plist.get_external_count() or plist.get_layout() not in (
-        h5py.h5d.CHUNKED,
-        h5py.h5d.CONTIGUOUS,
-        h5py.h5d.COMPACT,
-    ):
+    inside = (h5py.h5d.CHUNKED, h5py.h5d.CONTIGUOUS, h5py.h5d.COMPACT)
+    if plist.get_external_count() or plist.get_layout() not in inside:
         raise DataError(f"dataset '{path[:80]}' keeps its data in other files", hint=_ELSEWHERE_HINT)
 
 
@@ -411,7 +395,7 @@ def _survey_chunks(
         raise DataError(f"chunks of dataset '{name}' must have at most {MAX_CHUNK_BYTES >> 20} MiB, got shape {chunks}")
     codes = [int(plist.get_filter(i)[0]) for i in range(min(plist.get_nfilters(), 8))]
     filters = tuple(_FILTERS.get(code, "?") for code in codes)
-    if filters not in _PIPELINES:
+    if " ".join(filters) not in _PIPELINES:
         raise DataError(f"dataset '{name}' needs the filters {codes} in this order, which are not read")
     expected = math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True))
     if expected > MAX_CHUNKS:
@@ -420,9 +404,8 @@ def _survey_chunks(
 
     def check(info: Any) -> None:
         start = tuple(int(n) for n in info.chunk_offset)
-        inside = len(start) == len(shape) and all(
-            s % c == 0 and s < n for s, c, n in zip(start, chunks, shape, strict=True)
-        )
+        places = zip(start, chunks, shape, strict=False)
+        inside = len(start) == len(shape) and all(s % c == 0 and s < n for s, c, n in places)
         fits = info.byte_offset is not None and info.size > 0 and info.byte_offset + info.size <= size
         # Bit i of the mask: filter i was left out, as compressors are where they would not make a chunk smaller.
         packed = [name for i, name in enumerate(filters) if name != "shuffle" and not info.filter_mask >> i & 1]

@@ -48,6 +48,7 @@ class StoreWriter:
     `append`); 0 for a steady task.
     times (T,): default 0, dt, 2 dt, ... generator: JSON-able facts about where the data comes from.
     compression: None (fast: mapped by the reader) or "zstd" (small). An exception inside the block discards everything.
+    manifest: the hashes of what was committed, from then on.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class StoreWriter:
         self.task, self.num_frames = task, num_frames
         self._coordinates = tuple(np.asarray(c, np.float64) for c in coordinates)
         self._times = np.asarray(np.arange(num_frames) * task.dt if times is None else times, np.float64)
-        self._space = tuple(len(c) for c in self._coordinates)
+        self.space = tuple(len(c) for c in self._coordinates)
         self._check_grid()
         self._generator = dict(generator or {})
-        self._compression = compression
+        self.compression = compression
         self._temporary = make_temporary(self.path)
         self._splits: dict[str, _SplitWriter] = {}
-        self._hashes: dict[str, tuple[str, int]] = {}
-        self._manifest: Manifest | None = None
+        # Of finished files, taken while they were written: (SHA-256, size) by name.
+        self.hashes: dict[str, tuple[str, int]] = {}
 
     def append(
         self,
@@ -107,7 +108,7 @@ class StoreWriter:
         arrays: dict[str, FrameSource] = {}
         for role, values in fields.items():
             channels, what = self.task.num_channels(role), f"{role} of '{self.task.name}'"
-            frame_shape = (channels, *self._space)
+            frame_shape = (channels, *self.space)
             if channels and callable(values):
                 source = _checked_source(values, frame_shape, what)
                 arrays[role] = _filled(source, length, frame_shape) if role == "state" else source
@@ -148,14 +149,11 @@ class StoreWriter:
         if not self._splits:
             raise DataError(f"store {self.path} would be empty: no trajectory was appended")
         splits = self._splits.values()
-        differing = [
-            what
-            for what, differs in (
-                ("frames", any(n != self.num_frames for s in splits for n in s.frames)),
-                ("dt", any(step != self.task.dt for s in splits for step in s.steps)),
-            )
-            if differs
-        ]
+        differs = {
+            "frames": any(n != self.num_frames for s in splits for n in s.frames),
+            "dt": any(step != self.task.dt for s in splits for step in s.steps),
+        }
+        differing = [what for what, true in differs.items() if true]
         attributes = {
             "format": FORMAT,
             "version": DIFFERING_VERSION if differing else VERSION,
@@ -178,15 +176,8 @@ class StoreWriter:
                     values = np.array(writer.frames if what == "frames" else writer.steps, np.float64)
                     self._write_vector(f"{split}/{DIFFERING[what]}", "trajectory", values)
             self.write_json("", group_json({"ups": attributes}))
-        self._manifest = commit_directory(self._temporary, self.path, known_hashes=self._hashes)
-        return self._manifest
-
-    @property
-    def manifest(self) -> Manifest:
-        """Hashes of what was committed."""
-        if self._manifest is None:
-            raise ValueError(f"store {self.path} is not committed yet")
-        return self._manifest
+        self.manifest = commit_directory(self._temporary, self.path, known_hashes=self.hashes)
+        return self.manifest
 
     def abort(self) -> None:
         """Throw away what was written; a store of that name stays as it was."""
@@ -215,23 +206,11 @@ class StoreWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("xb")
 
-    def remember_hash(self, name: str, sha256: str, size: int) -> None:
-        """The hash of a finished file, taken while it was written."""
-        self._hashes[name] = (sha256, size)
-
     def write_json(self, folder: str, data: Mapping[str, Any]) -> None:
         """`zarr.json` of a group or array."""
         target = self._temporary / folder
         target.mkdir(parents=True, exist_ok=True)
         (target / "zarr.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        return self._space
-
-    @property
-    def compression(self) -> str | None:
-        return self._compression
 
     def _write_vector(self, name: str, dimension: str, values: npt.NDArray[np.float64]) -> None:
         layout = ArrayLayout(name, values.shape, "<f8", values.shape, values.shape, False, None, (dimension,))
@@ -250,13 +229,8 @@ class StoreWriter:
         reserved = {"state", "static", "target", "parameters", "time", *DIFFERING.values()}
         named = [(a.name, c) for a, c in zip(task.axes, self._coordinates, strict=True)]
         for name, values in [*named, ("time", self._times)]:
-            minimum = 0 if name == "time" else 2
-            if (
-                values.ndim != 1
-                or len(values) < minimum
-                or not np.isfinite(values).all()
-                or (np.diff(values) <= 0).any()
-            ):
+            fits = values.ndim == 1 and len(values) >= (0 if name == "time" else 2)
+            if not fits or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
                 raise DataError(f"coordinate '{name}' of task '{task.name}' must be finite and increasing")
         if reserved & {a.name for a in task.axes}:
             raise DataError(f"axes of task '{task.name}' must not be called {', '.join(sorted(reserved))}")
@@ -315,9 +289,8 @@ class _ShardedWriter:
         row_bytes = self._chunks * chunk_bytes
         self._rows = max(1, min(MAX_SHARD_ROWS, TARGET_SHARD_BYTES // row_bytes))
         # A trajectory larger than a shard is cut along time.
-        self._shard_chunks = (
-            self._chunks if self._rows > 1 else min(self._chunks, max(1, TARGET_SHARD_BYTES // chunk_bytes))
-        )
+        most = self._chunks if self._rows > 1 else max(1, TARGET_SHARD_BYTES // chunk_bytes)
+        self._shard_chunks = min(self._chunks, most)
         self._row, self._shard_row = 0, 0
         self._open: list[_ShardFileWriter] = []
 
@@ -343,16 +316,16 @@ class _ShardedWriter:
     def finish(self, count: int) -> None:
         rows = min(self._rows, count)
         self._close_row(rows)
-        time_shape = (self._num_frames,) if self._has_time else ()
-        frame_shape = self._shape[len(time_shape) :]
-        chunk_time = (self._chunk_frames,) if self._has_time else ()
-        shard_time = (self._chunk_frames * self._shard_chunks,) if self._has_time else ()
+        chunk, shard = self._shape, self._shape
+        if self._has_time:
+            chunk = (self._chunk_frames, *self._shape[1:])
+            shard = (self._chunk_frames * self._shard_chunks, *self._shape[1:])
         layout = ArrayLayout(
             directory=self._name,
             shape=(count, *self._shape),
             dtype="<f4",
-            shard_shape=(rows, *shard_time, *frame_shape),
-            chunk_shape=(1, *chunk_time, *frame_shape),
+            shard_shape=(rows, *shard),
+            chunk_shape=(1, *chunk),
             sharded=True,
             compressor=self._store.compression,
             dimension_names=self._names,
@@ -395,7 +368,7 @@ class _ShardFileWriter:
             index[slot] = entry
         self._put(encode_index(index))
         self._file.close()
-        self._store.remember_hash(self._name, self._hash.hexdigest(), self._size)
+        self._store.hashes[self._name] = (self._hash.hexdigest(), self._size)
 
     def close(self) -> None:
         """Let go of the file of a store that is given up: what its buffer holds may not fit on the disk either."""

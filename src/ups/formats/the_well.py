@@ -52,12 +52,9 @@ class WellReader(Hdf5Reader):
         layouts = [understand(survey) for survey in survey_all(listed, "the_well")]
         for layout in layouts:
             drop_hdf5(layout.key[0])  # opened for coordinates and masks; nothing stays open before a fork
-        check_alike(
-            [
-                (layout.key[0], {"grids": (layout.axes, *map(len, layout.coordinates)), "fields": _specs(layout)})
-                for layout in layouts
-            ]
-        )
+        grids = [(layout.axes, *map(len, layout.coordinates)) for layout in layouts]
+        pairs = zip(layouts, grids, strict=True)
+        check_alike([(layout.key[0], {"grids": grid, "fields": _specs(layout)}) for layout, grid in pairs])
         first = layouts[0]
         names = [n for n in first.parameters if all(n in layout.parameters for layout in layouts)]
         self._files = tuple(
@@ -91,10 +88,10 @@ def _files_of(paths: list[Path]) -> list[Path]:
     """The files of a data set, by split and name."""
     files: list[Path] = []
     for path in paths:
-        folder = path / "data" if path.is_dir() and (path / "data").is_dir() else path
         if not path.is_dir():
             files.append(path)
             continue
+        folder = path / "data" if (path / "data").is_dir() else path
         for part in [folder / split for split in SPLITS] if any((folder / s).is_dir() for s in SPLITS) else [folder]:
             files += sorted(p for p in part.glob("*") if p.suffix in (".h5", ".hdf5")) if part.is_dir() else []
     if not files:

@@ -76,14 +76,9 @@ def _possible(rank: int, dims: int, varying: list[bool], sample: bool | None, ti
 
 
 def _fits(letters: str, shape: tuple[int, ...], sizes: Sizes) -> bool:
-    for letter, n in zip(letters, shape, strict=True):
-        if letter == "N" and n != sizes.trajectories:
-            return False
-        if letter == "T" and n != sizes.frames:
-            return False
-        if letter in SPACE and n not in (1, sizes.space[SPACE.index(letter)]):
-            return False
-    return True
+    possible: dict[str, tuple[int, ...]] = {"N": (sizes.trajectories,), "T": (sizes.frames,)}
+    possible |= {letter: (1, n) for letter, n in zip(SPACE, sizes.space, strict=False)}
+    return all(n in possible.get(letter, (n,)) for letter, n in zip(letters, shape, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,9 +203,8 @@ def store_identity(path: Path) -> str:
         names = [name for name in manifest.files if name.rpartition("/")[2] == "zarr.json" and name.count("/") < 3]
         files: list[Path] = [path / name for name in sorted(names, key=lambda name: (name.count("/"), name))]
     else:
-        files = [
-            file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
-        ]
+        patterns = ("zarr.json", "*/zarr.json", "*/*/zarr.json")
+        files = [file for pattern in patterns for file in sorted(path.glob(pattern))]
     for file in files:
         try:
             data = safe_read(file, shards.MAX_JSON_BYTES, follow_link=True)

@@ -55,9 +55,8 @@ class StepBatches:
         self.groups = tuple(groups)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> StepBatches:
-        return StepBatches(
-            [tuple(part.to(device, dtype, non_blocking=True) for part in group) for group in self.groups]
-        )
+        moved = [tuple(part.to(device, dtype, non_blocking=True) for part in group) for group in self.groups]
+        return StepBatches(moved)
 
 
 class StageModule(LightningModule):
@@ -105,12 +104,13 @@ class StageModule(LightningModule):
         if self._engine.ema.enabled:
             self.ema = Ema(self._engine.ema, trainable(self.stage.named_parameters()))
         if self.progress.stage_step:
+            ema, averages = self._saved.get("ema"), self._saved.get("averages")
             with torch.no_grad():
-                if self.ema is not None and self._saved.get("ema") is not None:
+                if self.ema is not None and ema is not None:
                     for name, tensor in self.ema.tensors.items():
-                        tensor.copy_(self._saved["ema"][name])
-                if self.stage.averages is not None and self._saved.get("averages") is not None:
-                    self.stage.averages.values.copy_(self._saved["averages"])
+                        tensor.copy_(ema[name])
+                if self.stage.averages is not None and averages is not None:
+                    self.stage.averages.values.copy_(averages)
             return
         if not self._knows_start:
             raise ConfigError(

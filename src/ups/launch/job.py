@@ -69,10 +69,8 @@ class RentedJob:
     fetched: Sequence[tuple[str, str]] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        for limit, option, unit in (
-            (self.max_price, "--max-price", "dollars"),
-            (self.max_hours, "--max-hours", "hours"),
-        ):
+        limits = ((self.max_price, "--max-price", "dollars"), (self.max_hours, "--max-hours", "hours"))
+        for limit, option, unit in limits:
             if not (math.isfinite(limit) and limit > 0):
                 raise ConfigError(f"{option} {limit} is no limit", hint=f"a number of {unit} above 0")
         if not self.install.strip() or not self.install.isprintable() or self.install.startswith("-"):

@@ -15,8 +15,7 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError, exit_code_of_signal
 from ups.launch import job as common
 from ups.launch.vast_client import VastClient, VastError, VastSilent
-from ups.record.processes import module_command
+from ups.record.processes import handling, module_command
 from ups.record.run_dir import RunDir
 
 # What Vast takes as a start script.
@@ -241,7 +240,7 @@ def launch(
             hint="another --gpus, a higher --max-price, or later",
         )
     life = _Life(job, client, tell, patience or Patience())
-    with _signals(_leave, signal.SIGTERM, signal.SIGHUP):
+    with handling(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), _leave)):
         try:
             life.make(offers)
             outcome = life.watch()
@@ -332,7 +331,7 @@ class _Life:
         """Destroy the machine and see that it is gone. Raises InstanceLeftError; signals wait meanwhile."""
         if self._number is None and self._unclear is None:
             return
-        with _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
             end, asked = time.monotonic() + self._patience.teardown, False
             while time.monotonic() < end:
                 try:
@@ -411,13 +410,3 @@ def _price(row: dict[str, Any]) -> float:
 def _leave(number: int, _frame: object) -> None:
     """A signal that ends a program is an exception here, so that the machine is destroyed first."""
     raise SystemExit(exit_code_of_signal(number))
-
-
-@contextmanager
-def _signals(handler: Any, *numbers: int) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

@@ -24,6 +24,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from ups.errors import IntegrityError, MachineError
 from ups.record.files import open_regular
@@ -203,30 +204,15 @@ class BlackBox:
         self._number = number
         _COUNT.pack_into(self._view, _COUNT_OFFSET, number)
 
-    def issue(
-        self,
-        operation: str,
-        phase: Phase,
-        step: int,
-        stage: int = 0,
-        *,
-        deadline_seconds: float = 0.0,
-        usual_seconds: float = 0.0,
-    ) -> None:
+    def issue(self, operation: str, phase: Phase, step: int, stage: int = 0, **seconds: Any) -> None:
         """Count and record a collective that is about to be issued.
 
         `operation` names what all ranks must do alike, such as "all_reduce(status, int64[3])". The supervisor compares
-        number and name between ranks: a rank that skipped a collective, or issues another one, is named.
+        number and name between ranks: a rank that skipped a collective, or issues another one, is named. seconds:
+        `deadline_seconds` and `usual_seconds` of `record`.
         """
         self.collective += 1
-        self.record(
-            phase,
-            step,
-            stage,
-            operation=self.operation(operation),
-            deadline_seconds=deadline_seconds,
-            usual_seconds=usual_seconds,
-        )
+        self.record(phase, step, stage, operation=self.operation(operation), **seconds)
 
     def operation(self, name: str) -> int:
         """The number of an operation's name; 0 (no name) once the table of 63 names is full."""

@@ -91,10 +91,7 @@ def latest_verified(
 
 
 def retain(run_dir: Path, keep: int, needed: Collection[int] = ()) -> list[Path]:
-    """Delete committed checkpoints beyond the newest `keep`, but for steps in `needed`; returns them.
-
-    For the one writer of a run.
-    """
+    """Delete committed checkpoints beyond the newest `keep`, but for `needed` steps; for the one writer of a run."""
     committed = [(step, path) for step, path in list_checkpoints(run_dir) if is_committed(path)]
     old = [path for step, path in committed[keep:] if step not in needed]
     for path in old:

@@ -220,9 +220,7 @@ class Recorder:
         write_file_atomically(path, content)
 
     def _free_descriptors(self) -> None:
-        """Free a file handle to write: "too many open files" is a reason to die, too, and must not
-        be lost by itself.
-        """
+        """Free a file handle to write: "too many open files" is a reason to die, too, and must be recorded."""
         while self._reserve:
             os.close(self._reserve.pop())
 

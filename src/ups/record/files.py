@@ -238,9 +238,7 @@ def inside(directory: Path, name: str) -> Path | None:
 
 
 class HeldDirectory:
-    """Keeps a directory open, so that another one made in its place can be distinguished from it: its number is not
-    reused.
-    """
+    """Keeps a directory open, so that its number is not reused by another one that is made in its place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -141,6 +141,17 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
+@contextlib.contextmanager
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Inside the block signals go to these handlers, after it to those from before. For the main thread."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def kill_until_gone(
     find: Callable[[], list[Process]], timeout_seconds: float, *, not_reaped: frozenset[int] = frozenset()
 ) -> list[Process]:

@@ -110,13 +110,11 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
 
 def stage_loader(recipe: Recipe, opened: OpenData, rank_info: RankInfo, index: int, stage: Stage) -> Loader:
     """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
-    data, config = recipe.data_of(index), recipe.stages[index]
+    data, config, cache = recipe.data_of(index), recipe.stages[index], None
     readers = opened.readers_of(recipe, data)
-    place_of_cache = config.cache_place
-    cache = None
-    if place_of_cache:
+    if config.cache_place:
         decodes = bool(getattr(config, "decode_weight", 1.0))
-        cache = open_cache(place_of_cache, readers, cache_key(recipe, opened, index), with_fields=decodes)
+        cache = open_cache(config.cache_place, readers, cache_key(recipe, opened, index), with_fields=decodes)
     return build_loader(
         data,
         readers,
@@ -328,12 +326,11 @@ def build_validation(
     to `absolute_error`, the same score without members (one_step is of that too), and to that of a student's teacher.
     """
     context = stepper.context_frames
-
-    def long_enough(reader: Reader) -> bool:
+    held_out = []
+    for reader in readers:
         frames = reader.frames_of("valid")
-        return reader.task.steady or frames is None or int(frames.max()) > context
-
-    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0 and long_enough(reader)]
+        if reader.splits.get("valid", 0) > 0 and (reader.task.steady or frames is None or frames.max() > context):
+            held_out.append(reader)
     plans = {reader.task.name: RolloutPlan.whole(reader, context, split="valid") for reader in held_out}
     bars: dict[str, dict[str, Predictor]] = {}  # filled at the first validation: a mean takes reading
 

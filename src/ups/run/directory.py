@@ -145,9 +145,7 @@ def check_caches(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_ranks(recipe: Recipe, ranks: int) -> None:
-    """Raises ConfigError, before anything starts, if a block or the copies of the model cannot be cut evenly over the
-    ranks.
-    """
+    """Raises ConfigError, before anything starts, if a batch or the model cannot be cut evenly over the ranks."""
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
     problems: dict[str, str] = {}  # what is wrong -> what to do
@@ -206,12 +204,8 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         )
     write_file_atomically(config, resolved.text.encode())
     record_scripts(RunDir(run_dir).plugins)
-    description = {
-        "config_sha256": resolved.hash,
-        "recipe_files": list(resolved.files),
-        "ranks": ranks,
-        **environment_record(),
-    }
+    description = {"config_sha256": resolved.hash, "recipe_files": list(resolved.files), "ranks": ranks}
+    description |= environment_record()
     write_file_atomically(RunDir(run_dir).environment, (json.dumps(description, indent=1) + "\n").encode())
 
 

@@ -60,22 +60,17 @@ def judge(conditions: Sequence[GateCondition], results: Sequence[Mapping[str, An
 
 def _judge(condition: GateCondition, results: Sequence[Mapping[str, Any]]) -> list[Judged]:
     by_name = {result["task"]: result for result in results}
+    low = -math.inf if condition.at_least is None else condition.at_least
+    high = math.inf if condition.at_most is None else condition.at_most
     verdicts = []
     for name in condition.tasks or by_name:
         result = by_name.get(name)
         value, problem = (math.nan, "was not scored") if result is None else _value(condition, result)
-        if problem and condition.tasks is None:
-            continue
-        verdicts.append(_verdict(condition, name, value, problem))
+        if not problem or condition.tasks is not None:
+            # A comparison with NaN is false; what is infinite never passes, whatever the limit.
+            holds = not problem and math.isfinite(value) and low <= value <= high
+            verdicts.append(Judged(name, condition.words(), holds, value, problem or f"is {value:.4g}"))
     return verdicts or [Judged("", condition.words(), False, math.nan, "no task has such a score")]
-
-
-def _verdict(condition: GateCondition, task: str, value: float, problem: str) -> Judged:
-    low = -math.inf if condition.at_least is None else condition.at_least
-    high = math.inf if condition.at_most is None else condition.at_most
-    # A comparison with NaN is false; what is infinite never passes, whatever the limit.
-    holds = not problem and math.isfinite(value) and low <= value <= high
-    return Judged(task, condition.words(), holds, value, problem or f"is {value:.4g}")
 
 
 def _value(condition: GateCondition, result: Mapping[str, Any]) -> tuple[float, str]:

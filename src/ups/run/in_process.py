@@ -7,12 +7,12 @@ standstill.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from ups.record.blackbox import BlackBox, ring_path
 from ups.record.causes import cause_of_error
 from ups.record.failure import Recorder, read_failure
 from ups.record.identity import RunIdentity
+from ups.record.processes import handling
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.run.assemble import run_stages
@@ -67,10 +68,8 @@ class _InProcess:
     box: BlackBox | None = None
     entry: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.file = RunFile(self.run_dir)
-
     def run(self) -> int:
+        self.file = RunFile(self.run_dir)
         self.file.begin(ranks=1, max_restarts=0, box_root=self.root, identity=self.identity)
         document = self.file.document
         self.entry, box_dir = self.file.begin_attempt(self.root)
@@ -100,8 +99,7 @@ class _InProcess:
                 )
             return self._left(stopped, step) if stopped else self._done(step)
         except KeyboardInterrupt:
-            step = self._step()
-            self._left(signal.SIGINT, step)
+            self._left(signal.SIGINT, self._step())
             raise
         except BaseException as error:
             self._failed(error, recorder)
@@ -162,14 +160,12 @@ class _InProcess:
             phase=str(seen.get("phase", "init")),
             cause=cause,
             at=str(seen.get("at", "-")),
-            checkpoint=commit,
-            lost_steps=max(0, step - (commit or 0)),
             action=_ACTION,
             message=error.message if isinstance(error, UpsError) else str(error)[:2000],
             hint=error.hint if isinstance(error, UpsError) else "",
             exit_code=exit_code_of_cause(cause),
             time_wall=time.time(),
-        )
+        ).continued_from(commit)
         self.file.document["checkpoint"] = commit
         self.entry["faults"].append(fault.document())
         self._end("failed", step, fault.exit_code)
@@ -210,15 +206,9 @@ class _Interruptible(StopRequests):
         super().ask_to_stop(number, frame)
 
 
-@contextlib.contextmanager
-def _signals_as_before() -> Iterator[None]:
+def _signals_as_before() -> AbstractContextManager[None]:
     """A rank ignores signals once it has left; a notebook continues and must still be interruptible."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, SAVE_SIGNAL)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = (*STOP_SIGNALS, SAVE_SIGNAL) if on_main_thread else ()
+    # None: a handler of another language, which Python cannot set again.
+    return handling({number: known for number in numbers if (known := signal.getsignal(number)) is not None})

@@ -117,9 +117,8 @@ def promote(run: str, tag: str) -> dict[str, Any]:
     with _changed(run_dir.parent) as tags:
         before = tags.get(tag, {}).get("run", "")
         tags[tag] = {"run": run_dir.name, "bundle_sha256": digest, "time": time.time()}
-    return {"tag": tag, "run": str(run_dir), "bundle": str(RunDir(run_dir).bundle), "bundle_sha256": digest} | {
-        "before": before if before != run_dir.name else ""
-    }
+    places = {"run": str(run_dir), "bundle": str(RunDir(run_dir).bundle)}
+    return {"tag": tag, **places, "bundle_sha256": digest, "before": before if before != run_dir.name else ""}
 
 
 def take_away(run: str, tag: str) -> Path:
@@ -165,13 +164,12 @@ def candidates(directory: Path, *, completed: bool = False) -> list[Candidate]:
     completed: also those with a bundle. Never one that has a tag, is alive, or cannot be read.
     """
     readable, unreadable = survey_runs(directory)
-    return [
-        Candidate(path, document["state"], size_of(path), _reason_to_keep(path, document["state"], completed=completed))
-        for path, document in readable
-    ] + [Candidate(path, "unreadable", size_of(path), "cannot be read") for path, _ in unreadable]
+    looked_at = [(path, run["state"], _reason_to_keep(path, run["state"], completed)) for path, run in readable]
+    looked_at += [(path, "unreadable", "cannot be read") for path, _ in unreadable]
+    return [Candidate(path, state, size_of(path), kept) for path, state, kept in looked_at]
 
 
-def _reason_to_keep(path: Path, state: str, *, completed: bool) -> str:
+def _reason_to_keep(path: Path, state: str, completed: bool) -> str:
     tags = tags_of(path)
     if tags:
         return f"promoted: {', '.join(tags)}"
@@ -189,8 +187,6 @@ def size_of(path: Path) -> int:
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
     return total

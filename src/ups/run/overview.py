@@ -107,13 +107,8 @@ def _head(path: Path, state: str, cause: str, folder: Path) -> dict[str, Any]:
     """What is known of a run whose record cannot be read."""
     word, style = _STATES.get(state, (state, "held"))
     nothing = dict.fromkeys(("tags", "facts", "report", "scores", "gate", "curve"), ())
-    return nothing | {
-        "name": path.name,
-        "address": _address(path, folder),
-        "word": word,
-        "style": style,
-        "cause": cause,
-    }
+    known = {"name": path.name, "address": _address(path, folder), "word": word, "style": style, "cause": cause}
+    return nothing | known
 
 
 def _card(path: Path, document: RunDocument, folder: Path) -> dict[str, Any]:

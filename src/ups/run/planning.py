@@ -138,12 +138,6 @@ class Circumstances:
         return outlook(num_devices, self.hours_between_failures, save_seconds, self.restart_seconds, interval)
 
 
-def strategy_of(recipe: Recipe, ranks: int) -> str:
-    """The strategy of a run on this number of ranks."""
-    strategy = recipe.engine.strategy
-    return strategy if strategy != "auto" else "ddp" if ranks > 1 else "single"
-
-
 def plan_run(recipe: Recipe, opened: OpenData, setup: Circumstances) -> dict[str, Any]:
     """The plan as plain data: `stages` and `run`."""
     stages = [plan_stage(recipe, opened, index, setup) for index in range(len(recipe.stages))]
@@ -164,7 +158,7 @@ def plan_run(recipe: Recipe, opened: OpenData, setup: Circumstances) -> dict[str
         "ranks": setup.ranks,
         "hosts": math.ceil(setup.ranks / GPUS_PER_HOST) if setup.device.queues else 1,
         "network_bandwidth": setup.device.network_bandwidth,
-        "strategy": strategy_of(recipe, setup.ranks),
+        "strategy": recipe.engine.strategy_on(setup.ranks),
         "precision": recipe.engine.precision,
         "data_bytes": {reader.task.name: field_bytes(reader) for reader in opened.readers},
         "stages": stages,
@@ -195,7 +189,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, setup: Circumstance
     forward, backward = pass_seconds(rehearsal, kinds, device)
     update = device.seconds(rehearsal.update)
     gathers_low = recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction
-    strategy = strategy_of(recipe, ranks)
+    strategy = recipe.engine.strategy_on(ranks)
     shards = (recipe.engine.shard_ranks or ranks) if strategy == "fsdp" else 1  # ranks that have a copy of the model
     sent = traffic(
         strategy,
@@ -213,6 +207,9 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, setup: Circumstance
     step = forward + backward + update + sent.exposed_seconds
     steps = stage.steps or max(1, round((stage.budget_seconds or 0.0) / step))
     peak = device_bytes(rehearsal, _offloaded(recipe, device))
+    passes = zip(kinds, rehearsal.forward, rehearsal.backward, strict=True)
+    flops = sum(k.per_step * op.flops for k, *both in passes for one in both for op in one)
+    flops += sum(op.flops for op in rehearsal.update)
     weight_bytes = rehearsal.parameters * (8 if recipe.engine.precision == "float64" else 4)
     return {
         "type": stage.type,
@@ -233,13 +230,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, setup: Circumstance
         "fits": peak <= setup.usable_bytes,
         "samples_of_a_rank": max(recipe.data_of(index).batch_sizes) // ranks,
         "largest_micro_batch": _largest(recipe, opened, index, setup, kinds, peak),
-        "flops": sum(
-            k.per_step * op.flops
-            for k, *passes in zip(kinds, rehearsal.forward, rehearsal.backward, strict=True)
-            for one in passes
-            for op in one
-        )
-        + sum(op.flops for op in rehearsal.update),
+        "flops": flops,
         "step": {
             "seconds": step,
             "forward_seconds": forward,
@@ -297,10 +288,7 @@ class _Clock(Hook):
 
 
 def measure_steps(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, steps: int) -> float:
-    """CPU time of a step of stage `index`: trains `steps` and throws them away; the first one warms up.
-
-    Collective: all ranks.
-    """
+    """CPU time of a step of stage `index`: trains `steps`, of which the first warms up. Collective: all ranks."""
     stages = list(recipe.stages)
     stages[index] = stages[index].model_copy(update={"steps": steps, "budget_seconds": None})
     short = recipe.model_copy(update={"stages": stages})

@@ -10,8 +10,6 @@ import contextlib
 import os
 import resource
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +32,6 @@ NCCL_BYTES = 64 << 20
 LITTLE_DISK_BYTES = 256 << 20
 # Of a rank without workers: libraries, logs, listening sockets, the event loops of gloo and NCCL.
 BASE_FILES = 128
-CLOCK_SECONDS = 5.0
-SECONDS_OF_2025 = 1_735_689_600
 
 
 class CheckFailed(UpsError):
@@ -98,7 +94,6 @@ def examine_machine(recipe: Recipe | None, ranks: int, run_dir: Path, report: Re
     free = check_disk(run_dir, report)
     check_shared_memory(ranks, report)
     files = check_open_files(recipe, ranks, report)
-    check_clock(run_dir, report)
     report.facts |= {
         "python": sys.version.split()[0],
         "processors": processors,
@@ -125,18 +120,16 @@ def check_processors(recipe: Recipe | None, ranks: int, report: Report, processo
 def check_disk(run_dir: Path, report: Report) -> int:
     """Whether the run directory can be written and has space; a full-size checkpoint is a check of its own."""
     base = _existing(run_dir)
+    elsewhere = "choose another place with --set run.dir=PATH"
     if not os.access(base, os.W_OK | os.X_OK):
-        raise CheckFailed(
-            f"{base} cannot be written, and the run would live in {run_dir}",
-            hint="choose another place with --set run.dir=PATH",
-        )
+        raise CheckFailed(f"{base} cannot be written, and the run would live in {run_dir}", hint=elsewhere)
     free, state = free_bytes(base), os.statvfs(base)
     if free < LITTLE_DISK_BYTES or (state.f_files and state.f_favail < 1000):
         raise CheckFailed(
             f"the disk of {base} has {size_text(free)} and {state.f_favail} files left, less than the "
             f"{size_text(LITTLE_DISK_BYTES)} and 1000 files that a run should find",
             means="checkpoints and logs of a run would not fit",
-            hint="free some space, or choose another place with --set run.dir=PATH",
+            hint=f"free some space, or {elsewhere}",
         )
     if free < 20 * LITTLE_DISK_BYTES:
         report.warnings.append(f"only {size_text(free)} are free on the disk of the run")
@@ -185,19 +178,6 @@ def check_open_files(recipe: Recipe | None, ranks: int, report: Report) -> int:
     return needed
 
 
-def check_clock(run_dir: Path, report: Report) -> None:
-    """A clock that is years off breaks certificates; one that differs from the file server's confuses caches."""
-    now = time.time()
-    if now < SECONDS_OF_2025:
-        raise CheckFailed(f"the clock says {time.ctime(now)}", hint="set the clock of this machine (NTP)")
-    base = _existing(run_dir)
-    with tempfile.NamedTemporaryFile(dir=base, prefix=".ups-doctor-") as file:
-        skew = os.stat(file.name).st_mtime - time.time()
-    report.facts["clock_skew_seconds"] = round(skew, 3)
-    if abs(skew) > CLOCK_SECONDS:
-        report.warnings.append(f"the file system of the run is {skew:+.0f} s away from the clock of this machine")
-
-
 def check_fit(reader: Reader, recipe: Recipe) -> None:
     """What the recipe asks of the data: something to train on, and trajectories that are long enough."""
     from ups.data.open import check_conserved
@@ -238,13 +218,12 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
             values = getattr(window, name)
             if not np.isfinite(values).all():
                 obstacle = name == "state" and masked(values[None]).any()
+                find = "find all of them with `ups data validate`, and leave those trajectories out"
                 raise CheckFailed(
                     f"{reader.where(split, trajectory)}, frame {first}: {name} of task '{reader.task.name}' has "
                     "values that are not finite",
                     means="one such sample makes the loss NaN for all ranks",
-                    hint=MASK_HINT
-                    if obstacle
-                    else "find all of them with `ups data validate`, and leave those trajectories out",
+                    hint=MASK_HINT if obstacle else find,
                 )
 
 

@@ -259,9 +259,7 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
 
 
 def _validation(scores: dict[str, float]) -> list[str]:
-    """For each task the model's error with the best reference next to it, and a word if it is not
-    better than chance.
-    """
+    """For each task the model's error, the best reference, and a word if it is not better than chance."""
     tasks = dict.fromkeys(name.rpartition("/")[0] for name in scores)
     parts = []
     for task in tasks:

@@ -158,13 +158,17 @@ def add_cost(trained: Trained, results: Sequence[dict[str, Any]]) -> None:
     """
     by_name = {reader.task.name: reader for reader in trained.readers}
     for result in results:
-        reader, protocol, split = by_name[result["task"]], result["protocol"], result["split"]
-        plan = RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
-        some: Sequence[int] = range(min(BATCH_SIZE, protocol["num_trajectories"]))
+        reader, plan, split = by_name[result["task"]], _plan_of(result), result["split"]
+        some: Sequence[int] = range(min(BATCH_SIZE, result["protocol"]["num_trajectories"]))
         if reader.differing:  # only the longest is sure to have all steps
             some = [max(range(reader.splits[split]), key=lambda n, r=reader, s=split: r.frames_in(s, n))]  # type: ignore[misc]
         milliseconds = model_milliseconds(trained.stepper, reader, plan, split, some)
         result["cost"] = {"step_milliseconds": milliseconds, "num_trajectories": len(some)}
+
+
+def _plan_of(result: Mapping[str, Any]) -> RolloutPlan:
+    protocol = result["protocol"]
+    return RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
 
 
 def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
@@ -172,10 +176,8 @@ def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> di
     by_task = {}
     by_name = {reader.task.name: reader for reader in trained.readers}
     for result in results:
-        protocol = result["protocol"]
-        plan = RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
+        reader, plan = by_name[result["task"]], _plan_of(result)
         worst = result["predictors"][MODEL]["worst"][:NUM_WORST]
-        reader = by_name[result["task"]]
         limits = DivergenceLimits.of(reader.task, trained.stepper.statistics[result["task"]])
         by_task[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"], limits)
     return by_task

@@ -158,7 +158,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Versions, hardware and the variables that change a run."""
-
     return {
         "time": time.time(),
         "host": platform.node(),

@@ -153,9 +153,8 @@ class Attempt:
             done = all(view.done for view in self._views)
             if done and self._have_left():
                 return self._all_done(launcher)
-            if any(view.failed or view.exit is not None for view in self._views if not view.done):
-                return self._failed(launcher, None)
-            if self.over_elsewhere():
+            died = any(view.failed or view.exit is not None for view in self._views if not view.done)
+            if died or self.over_elsewhere():
                 return self._failed(launcher, None)
             now = time.monotonic()
             self._oom_kills.look(now)
@@ -259,11 +258,9 @@ class Attempt:
         if self.stop_request.urgent:
             return True
         asked_for = now - self._asked_ns / 1e9
-        return asked_for > self.options.deadlines.grace_seconds and not self._somebody_must_finish(asked_for)
-
-    def _somebody_must_finish(self, asked_for: float) -> bool:
         records = [view.last for view in self._views if view.alive and view.last is not None]
-        return any(record.phase in SECTIONS and asked_for <= self._times.leave_seconds(record) for record in records)
+        busy = any(record.phase in SECTIONS and asked_for <= self._times.leave_seconds(record) for record in records)
+        return asked_for > self.options.deadlines.grace_seconds and not busy
 
     def _stuck_in_section(self, now: float) -> _Verdict | None:
         """Who did not leave in time because of its save or evaluation; None for all others, and if it was urgent."""
@@ -396,13 +393,11 @@ class Attempt:
             seconds = time.monotonic() - began
             if all(view.failed or not view.alive for view in self._views) or seconds > _CAUSE_SECONDS:
                 return None
-            if seconds > self.options.settle_seconds and (self.over_elsewhere() or not self._only_consequences()):
-                return None
+            if seconds > self.options.settle_seconds:
+                ends = rank_ends(self._views, out_of_memory_kill=False, ended_ns=None)
+                if self.over_elsewhere() or not ends or not all(rank_end.cascade for rank_end in ends):
+                    return None
             time.sleep(0.02)
-
-    def _only_consequences(self) -> bool:
-        ends = rank_ends(self._views, out_of_memory_kill=False, ended_ns=None)
-        return bool(ends) and all(rank_end.cascade for rank_end in ends)
 
     def _choose(self, own: _Verdict | None, ends: list[RankEnd]) -> RankEnd | None:
         if own is not None:
@@ -422,7 +417,6 @@ class Attempt:
         return replace(own.rank_end, at=locations[0] if locations else own.stood_at)
 
     def _fault(self, first: RankEnd, ends: list[RankEnd], noticed: float, down: float) -> Fault:
-        commit = self.find_commit()
         view = next(view for view in self._views if view.rank == first.rank)
         return Fault(
             attempt=self.number,
@@ -433,8 +427,6 @@ class Attempt:
             phase=first.phase,
             cause=first.cause,
             at=first.at,
-            checkpoint=commit,
-            lost_steps=max(0, first.step - (commit or 0)),
             log=view.log,
             message=first.message[:2000],
             hint=first.hint,
@@ -444,14 +436,9 @@ class Attempt:
             down_after_seconds=round(down, 3),
             evidence=f"{RunDir.failures.name}/attempt_{self.number}/{self.options.evidence_name}",
             consequences=[s.document() for s in ends if s.rank != first.rank][:MAX_CONSEQUENCES],
-        )
+        ).continued_from(self.find_commit())
 
-    def _outcome(
-        self,
-        state: AttemptState,
-        fault: Fault | None,
-        orphans: list[processes.Process],
-    ) -> Outcome:
+    def _outcome(self, state: AttemptState, fault: Fault | None, orphans: list[processes.Process]) -> Outcome:
         last_step = max((view.last.step for view in self._views if view.last is not None), default=0)
         exits = {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}
         behind = next((view.rank for view in self._views if view.last is not None and view.last.step < last_step), None)

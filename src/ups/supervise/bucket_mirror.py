@@ -80,15 +80,10 @@ class BucketMirror:
         update_run(self._run_dir, mirror=asdict(note))
         if process is None or process.returncode != 0:
             why = note.problem or f"the bucket did not answer within {self._close_seconds:.0f} s"
-            has = (
-                "no checkpoint, as far as is known"
-                if note.step is None
-                else f"step {note.step} as its newest checkpoint"
-            )
-            logger.warning(
-                "the mirror is not complete: %s has %s (%s); start the same command again to complete it",
-                *(note.url, has, why),
-            )
+            newest = f"step {note.step} as its newest checkpoint"
+            has = "no checkpoint, as far as is known" if note.step is None else newest
+            text = "the mirror is not complete: %s has %s (%s); start the same command again to complete it"
+            logger.warning(text, note.url, has, why)
 
     def look(self) -> tuple[dict[str, Any], list[str]] | None:
         """Once a second: start the process again if it has died; returns the note for run.json, and the

@@ -53,9 +53,8 @@ def capture(views: Sequence[RankView], *, native: bool) -> dict[int, Frame]:
     spied = _spy(living, native)
     locations = {}
     for view in living:
-        frame = location_of_dump(_since(view.file(".stacks.txt"), before[view.rank])) or _location_of_spy(
-            spied.get(view.rank, "")
-        )
+        stacks = _since(view.file(".stacks.txt"), before[view.rank])
+        frame = location_of_dump(stacks) or _location_of_spy(spied.get(view.rank, ""))
         if frame is not None:
             locations[view.rank] = frame
     return locations
@@ -138,26 +137,22 @@ def waits_for_peers(view: RankView) -> bool:
 
 
 def _of_rank(view: RankView, memory: dict[str, Any], first: bool) -> dict[str, Any]:
-    records = [] if view.reader is None else view.reader.tail(_RECORDS)
-    document: dict[str, Any] = {
-        "rank": view.rank,
-        "pid": view.pid,
-        "exit": view.exit,
-        "memory": memory,
-        "timeline": [
-            {
-                "time_monotonic_ns": r.time_ns,
-                "step": r.step,
-                "phase": r.phase.label,
-                "stage": r.stage,
-                "collective": r.collective,
-                "operation": view.reader.operation(r.operation) if view.reader else "",
-                "batch": r.batch,
-                "mark": r.mark.name.lower(),
-            }
-            for r in records
-        ],
-    }
+    reader = view.reader
+    timeline = [
+        {
+            "time_monotonic_ns": r.time_ns,
+            "step": r.step,
+            "phase": r.phase.label,
+            "stage": r.stage,
+            "collective": r.collective,
+            "operation": reader.operation(r.operation) if reader else "",
+            "batch": r.batch,
+            "mark": r.mark.name.lower(),
+        }
+        for r in (reader.tail(_RECORDS) if reader else [])
+    ]
+    document: dict[str, Any] = {"rank": view.rank, "pid": view.pid, "exit": view.exit, "memory": memory}
+    document["timeline"] = timeline
     if first or view.rank < _MAX_LOGS:
         document["log_tail"] = tail(view.run_dir / view.log, _LOG_BYTES)
     return document

@@ -89,6 +89,10 @@ class Fault:
         """The same fault with what is done about it."""
         return replace(self, action=action)
 
+    def continued_from(self, commit: int | None) -> Fault:
+        """The same fault with the checkpoint from which a restart goes on, and what that loses."""
+        return replace(self, checkpoint=commit, lost_steps=max(0, self.step - (commit or 0)))
+
     def document(self) -> dict[str, Any]:
         """As JSON: the documented keys first."""
         return asdict(self)

@@ -44,6 +44,8 @@ def follow(options: Options, say: Callable[[str], None], version: str) -> int:
         try:
             return _Following(options, stop_request, root, output, link).run()
         except BaseException as error:
+            if isinstance(error, HeadLostError):
+                HostFile(options.run_dir, host_info, options.local_ranks).leave(error.cause)
             text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
             link.report({"state": "leaving", "leaving": text}, _LAST_WORDS_SECONDS)
             raise
@@ -68,13 +70,6 @@ class _Following:
         self._box_dir = box_root
 
     def run(self) -> int:
-        try:
-            return self._run()
-        except HeadLostError as error:
-            self._file.leave(error.cause)
-            raise
-
-    def _run(self) -> int:
         self._tell(self._report)
         while True:
             order = self._link.order

@@ -31,8 +31,6 @@ from ups.supervise.supervisor_process import STOP_SIGNALS
 
 # Of each text of a fault: a frame of the link is bounded, and a message or a hint may be of any length.
 _MAX_TEXT = 4000
-
-
 _OUTCOMES = TypeAdapter(Outcome)
 _POSITIONS = TypeAdapter(tuple[Whole, Whole, StrictStr])
 
@@ -175,23 +173,18 @@ class Head:
         with socket.create_server((host_info.address, 0)) as free:
             port = free.getsockname()[1]
         self._number, self._told_end, self._cascade_since = number, False, 0.0
-        self._order = {
-            "what": "begin",
-            "attempt": number,
-            "overrides": dict(overrides),
-            "environment": dict(environment),
-            "address": host_info.address,
-            "port": port,
-        }
+        self._order = {"what": "begin", "attempt": number, "address": host_info.address, "port": port}
+        self._order |= {"overrides": dict(overrides), "environment": dict(environment)}
         self._tell()
         return Rendezvous(host_info.address, port, host_info.interface)
 
-    def show(self, box_dir: Path) -> None:
-        """Leave a summary of the ranks of this host for readers on the others."""
-        self._file.look(box_dir)
+    def look(self, box_dir: Path | None = None) -> None:
+        """Pass requests to leave on, in both directions, and keep what other hosts say.
 
-    def look(self) -> None:
-        """Pass requests to leave on, in both directions, and keep what other hosts say."""
+        box_dir: of the ranks of this host, of which a summary is left for readers on the others.
+        """
+        if box_dir is not None:
+            self._file.look(box_dir)
         for line in self._link.take_notes():
             self._say(line)
             self._notice({"time": time.time(), "line": line})
@@ -250,9 +243,7 @@ class Head:
         if result.fault is None:
             return result
         # After the ranks of all hosts are gone: until then another commit may come.
-        commit = self._find_commit()
-        lost_steps = max(0, result.fault.step - (commit or 0))
-        return replace(result, fault=replace(result.fault, checkpoint=commit, lost_steps=lost_steps))
+        return replace(result, fault=result.fault.continued_from(self._find_commit()))
 
     def _report_seconds(self) -> float:
         """How long after the end on this host another one may say nothing about its own."""
@@ -290,9 +281,8 @@ class Head:
         """What other hosts say about how this attempt ended there, and which of those that say nothing are lost."""
         reported, lost = {}, {}
         for number, peer in self._link.peers().items():
-            outcome = None
-            if peer.report.get("attempt") == self._number and peer.incarnation == self._incarnations.get(number):
-                outcome = outcome_from_json(peer.report.get("outcome"))
+            current = peer.report.get("attempt") == self._number and peer.incarnation == self._incarnations.get(number)
+            outcome = outcome_from_json(peer.report.get("outcome")) if current else None
             if outcome is not None:
                 reported[number] = outcome
             elif (why := self._why_lost(number, peer)) is not None:
@@ -318,7 +308,6 @@ class Head:
         with contextlib.suppress(ValidationError):
             rank, step, phase = _POSITIONS.validate_python(peer.position)
             rank = rank if rank in ranks else ranks[0]
-        cause = f"host_lost({peer.label})"
         seconds = time.monotonic() - lost.time_ns / 1e9
         fault = Fault(
             attempt=self._number,
@@ -327,7 +316,7 @@ class Head:
             host=peer.label,
             step=step,
             phase=phase[:20],
-            cause=cause,
+            cause=f"host_lost({peer.label})",
             log=RunDir.log_name(self._number, rank),
             message=f"{lost.why}; rank {rank} was last seen there",
             exit_code=exit_code_of_cause("host_lost"),

@@ -58,11 +58,8 @@ def head_link(host_info: HostInfo, world: int, version: str, run_dir: Path) -> I
     """Listen for the other hosts of a run that is held, with a new secret, which is removed at the end."""
     secret = make_secret(run_dir)
     try:
-        link = HeadLink(host_info, world, version, secret)
-        try:
+        with contextlib.closing(HeadLink(host_info, world, version, secret)) as link:
             yield link
-        finally:
-            link.close()
     finally:
         remove_secret(run_dir)
 
@@ -100,10 +97,7 @@ class HeadLink(socketserver.ThreadingTCPServer):
 
     def take_notes(self) -> list[str]:
         """Lines about whoever was refused, and those that other hosts said, since the last call."""
-        lines = []
-        while self._notes:
-            lines.append(self._notes.popleft())
-        return lines
+        return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def tell(self, order: dict[str, Any]) -> None:
         """Give all hosts a new order; those that are away get it when they come back."""
@@ -294,17 +288,13 @@ class FollowerLink:
         """Tell the head where this host is; it is repeated on each new connection."""
         with self._lock:
             self._report = report
-            session = self._session
-        if session is not None:
-            self._send(session, {"report": report})
+        self._send({"report": report})
         if wait_seconds:
             time.sleep(wait_seconds)  # before the process ends: a reset would overtake what was sent last
 
     def say(self, line: str) -> None:
         """A line that the head shows and keeps; lost if there is no connection."""
-        session = self._session
-        if session is not None:
-            self._send(session, {"line": line})
+        self._send({"line": line})
 
     def stand_at(self, position: list[Any]) -> None:
         """[rank, step, phase] of the rank that is furthest behind: what is known if this host is lost."""
@@ -375,7 +365,7 @@ class FollowerLink:
             self._heard = time.monotonic()
             report = self._report
         if report:
-            self._send(session, {"report": report})
+            self._send({"report": report})
         self.joined, self.problem = True, ""
         next_ping = 0.0
         while not self._closing:
@@ -402,6 +392,8 @@ class FollowerLink:
                 f"host 0 refuses this host: {message['refused']}", hint="start all hosts with the same options"
             )
 
-    def _send(self, session: Session, message: dict[str, Any]) -> None:
-        with contextlib.suppress(LinkClosed):  # the thread of the connection notices as well
-            session.send(message)
+    def _send(self, message: dict[str, Any]) -> None:
+        session = self._session
+        if session is not None:
+            with contextlib.suppress(LinkClosed):  # the thread of the connection notices as well
+                session.send(message)

@@ -202,9 +202,8 @@ class Options:
     @property
     def local_ranks(self) -> range:
         """The ranks that this supervisor starts and watches."""
-        return (
-            range(self.ranks) if self.host_info is None else self.host_info.ranks_of(self.host_info.number, self.ranks)
-        )
+        host = self.host_info
+        return range(self.ranks) if host is None else host.ranks_of(host.number, self.ranks)
 
     @property
     def host(self) -> str:

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -31,7 +32,7 @@ from ups.errors import (
     exit_code_of_signal,
 )
 from ups.record import processes
-from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, safe_read, write_file_atomically
+from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, safe_read, try_lock, write_file_atomically
 from ups.record.identity import RunIdentity
 from ups.record.run_dir import RUNS, RunDir, meant_by
 from ups.supervise.fault import Fault, Number, Whole, stored_overrides
@@ -431,14 +432,12 @@ def hold_run(run_dir: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def hold_steps(run_dir: Path) -> Iterator[None]:
+def hold_steps(run_dir: Path) -> AbstractContextManager[None]:
     """Hold the steps of a run (`ups run`) for this process, before those of its supervisor and longer.
 
     Raises RunHeldError if another process has them.
     """
-    with hold_lock(RunDir(run_dir).steps_lock, "another `ups run` is at work on"):
-        yield
+    return hold_lock(RunDir(run_dir).steps_lock, "another `ups run` is at work on")
 
 
 def is_held(run_dir: Path) -> bool:
@@ -467,12 +466,10 @@ def hold_lock(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
             hint="choose another directory with --set run.dir=PATH",
         ) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunHeldError(f"{who} {run_dir}", hint=hint) from error
-        except OSError:
-            pass  # a file system without locks
-        if not path.exists() or not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-            raise RunHeldError(f"{who} {run_dir}", hint=hint)  # its last holder has just removed the run
+        free = True
+        with contextlib.suppress(OSError):  # a file system without locks
+            free = try_lock(file.fileno())
+        # Its last holder may have just removed the run.
+        if not free or not path.exists() or not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+            raise RunHeldError(f"{who} {run_dir}", hint=hint)
         yield

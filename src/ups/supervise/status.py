@@ -99,7 +99,10 @@ def summary(run_dir: Path, document: RunDocument, rows: list[RankStatus]) -> dic
         "checkpoint": last_commit(run_dir),
         "extensions": document.get("extensions", []),
         "gate": document.get("gate"),
-        "trackers": _trackers(run_dir),
+        "trackers": [
+            {"name": name, "url": note.url, "rows": note.rows, "told": note.state, "problem": note.problem}
+            for name, note in notes_of(run_dir).items()
+        ],
         "mirror": None if mirror is None else asdict(mirror),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
@@ -111,14 +114,6 @@ def summary(run_dir: Path, document: RunDocument, rows: list[RankStatus]) -> dic
     if slowest and slowest.steps_per_second > 0 and slowest.total_steps and running:
         result["seconds_left"] = max(0, slowest.total_steps - slowest.step) / slowest.steps_per_second
     return result
-
-
-def _trackers(run_dir: Path) -> list[dict[str, Any]]:
-    """Each tracker of the run: where it is, how many rows it has, what it was told about the end, what is wrong."""
-    return [
-        {"name": name, "url": note.url, "rows": note.rows, "told": note.state, "problem": note.problem}
-        for name, note in notes_of(run_dir).items()
-    ]
 
 
 def tracker_lines(result: dict[str, Any]) -> list[str]:

@@ -101,19 +101,17 @@ class _Supervision:
         document = self._file.document
         document["overrides"] = {**options.chosen, **document["overrides"]}
         remembered = document["overrides"].get(MICRO_BATCH_SIZE)
-        if remembered:
-            self._policy.micro_batch_size = remembered
+        self._policy.micro_batch_size = remembered or self._policy.micro_batch_size
         first = True
         while True:
-            if self._head is not None and not self._head.gather(first):
-                # Asked to leave while other hosts were waited for.
-                commit = document["checkpoint"] = self._find_commit()
-                return self._verdict(*left(self._stop_request.number, 0, commit))
             if self._head is not None:
+                if not self._head.gather(first):
+                    # Asked to leave while other hosts were waited for.
+                    commit = document["checkpoint"] = self._find_commit()
+                    return self._verdict(*left(self._stop_request.number, 0, commit))
                 document |= {"hosts": self._head.labels(), "machine": machine_mark()}
             first = False
-            outcome = self._attempt()
-            state, cause, exit_code, detail = self._judge(outcome)
+            state, cause, exit_code, detail = self._judge(self._attempt())
             if state != "again":
                 return self._verdict(state, cause, exit_code, detail)
 
@@ -150,20 +148,15 @@ class _Supervision:
         self._look([])
         keep_rings(options.run_dir, box_dir)
         shutil.rmtree(box_dir, ignore_errors=True)  # shared memory is small, and restarts may be many
-        entry["ended"] = time.time()
-        entry["training"] = outcome.training_wall
+        entry.update(ended=time.time(), training=outcome.training_wall, last_step=outcome.last_step)
+        entry.update(outcome=outcome.state, orphans=outcome.orphans)
         entry["exits"] = {str(rank): code for rank, code in outcome.exits.items()}
-        entry["last_step"] = outcome.last_step
-        entry["outcome"] = outcome.state
-        entry["orphans"] = outcome.orphans
         return outcome
 
     def _look(self, views: list[RankView]) -> None:
         """Ten times a second: what rank 0 prints, how the trackers are, and what was committed."""
         if self._head is not None:
-            self._head.look()
-            if views:
-                self._head.show(self._box_dir)
+            self._head.look(self._box_dir if views else None)
         self._shown.look()
         self._look_at("trackers", self._options.trackers)
         self._look_at("mirror", self._options.mirror)
@@ -256,7 +249,7 @@ class _Supervision:
         fault = outcome.fault or self._fault_at_the_end(outcome, cause, "")
         more = f"; the rank says: {fault.message}" if fault.message and fault.cause != cause else ""
         fault = replace(fault, cause=cause, message=gone + more, exit_code=exit_code_of_cause(cause))
-        fault = replace(fault, checkpoint=commit, lost_steps=max(0, fault.step - (commit or 0)))
+        fault = fault.continued_from(commit)
         fault = fault.with_action(self._policy.decide(fault).action)
         self._file.document["attempts"][-1]["faults"].append(fault.document())
         self._file.document["checkpoint"] = commit
@@ -277,7 +270,6 @@ class _Supervision:
 
     def _fault_at_the_end(self, outcome: Outcome, cause: str, problem: str) -> Fault:
         number = self._file.document["attempts"][-1]["number"]
-        commit = self._find_commit()
         return Fault(
             attempt=number,
             rank=outcome.behind or 0,
@@ -286,13 +278,11 @@ class _Supervision:
             step=outcome.last_step,
             phase="teardown",
             cause=cause,
-            checkpoint=commit,
-            lost_steps=max(0, outcome.last_step - (commit or 0)),
             log=RunDir.log_name(number, outcome.behind or 0),
             message=problem,
             exit_code=exit_code_of_cause(cause),
             time_wall=time.time(),
-        )
+        ).continued_from(self._find_commit())
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
         if self._options.trackers is not None:
@@ -317,21 +307,18 @@ class _ShownOutput:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._streams: list[tuple[Path, Any]] = []
-        self._offsets: dict[Path, int] = {}
+        self._offsets: dict[tuple[Path, Any], int] = {}  # of logs and the streams that show them
 
     def follow(self, attempt: int) -> None:
         rank = self._options.show_rank
-        if rank is None:
-            return
-        log = functools.partial(RunDir(self._options.run_dir).log, attempt, rank)
-        self._streams = [(log("out"), sys.stdout), (log("err"), sys.stderr)]
+        if rank is not None:
+            log = functools.partial(RunDir(self._options.run_dir).log, attempt, rank)
+            self._offsets = {(log("out"), sys.stdout): 0, (log("err"), sys.stderr): 0}
 
     def look(self) -> None:
-        for path, stream in self._streams:
-            offset = self._offsets.get(path, 0)
-            text = read_from(path, offset)
-            self._offsets[path] = offset + len(text)
+        for path, stream in self._offsets:
+            text = read_from(path, self._offsets[path, stream])
+            self._offsets[path, stream] += len(text)
             with contextlib.suppress(OSError, ValueError):
                 if text:
                     stream.write(text.decode(errors="replace"))

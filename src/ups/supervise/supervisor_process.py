@@ -57,21 +57,14 @@ def listen() -> Iterator[StopRequest]:
     def hear(number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         first[0] = first[0] or now
-        stop_request.urgent = stop_request.urgent or (
-            number != signal.SIGHUP and now - first[0] > _SAME_REQUEST_SECONDS
-        )
+        again = number != signal.SIGHUP and now - first[0] > _SAME_REQUEST_SECONDS
+        stop_request.urgent = stop_request.urgent or again
         stop_request.number = number
 
-    if threading.current_thread() is not threading.main_thread():
-        yield stop_request
-        return
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, hear) for number in heard}
-    try:
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    with processes.handling(dict.fromkeys(heard, hear) if on_main_thread else {}):
         yield stop_request
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 _LINES = 1000

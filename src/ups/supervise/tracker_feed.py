@@ -11,7 +11,6 @@ Nothing of what a client prints reaches a file as it is: it may hold a secret.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import os
 import re
@@ -30,7 +29,7 @@ from ups.config.setting import is_secret, reveal
 from ups.config.tracker import TrackerConfig, by_name
 from ups.errors import ConfigError, MissingExtraError, UpsError
 from ups.record import processes
-from ups.record.files import read_object
+from ups.record.files import read_object, try_lock
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.log import show_log, write_to_stderr
 from ups.record.run_dir import RunDir
@@ -181,9 +180,14 @@ def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
         TRACKERS.factory(config.type)
         if config.needs is not None and importlib.util.find_spec(config.needs[1]) is None:
             raise MissingExtraError.of(config.needs[0], config.needs[1], f"the tracker '{config.type}'")
-        for name, field in type(config).model_fields.items():
-            if is_secret(field) and getattr(config, name) is not None:
-                reveal(getattr(config, name))
+        for reference in _references(config):
+            reveal(reference)
+
+
+def _references(config: TrackerConfig) -> list[str]:
+    """Of the secrets of a tracker that its settings name."""
+    secrets = [getattr(config, name) for name, field in type(config).model_fields.items() if is_secret(field)]
+    return [reference for reference in secrets if reference is not None]
 
 
 def config_of(recipe: Recipe, name: str) -> TrackerConfig:
@@ -197,11 +201,9 @@ def config_of(recipe: Recipe, name: str) -> TrackerConfig:
 def secrets_of(config: TrackerConfig) -> list[str]:
     """The values of a tracker's secrets, as far as they are set."""
     values = []
-    for name, field in type(config).model_fields.items():
-        reference = getattr(config, name)
-        if is_secret(field) and isinstance(reference, str):
-            with contextlib.suppress(UpsError):
-                values.append(reveal(reference))
+    for reference in _references(config):
+        with contextlib.suppress(UpsError):
+            values.append(reveal(reference))
     return values
 
 
@@ -219,19 +221,13 @@ def _holding(run_dir: Path, name: str, ended: threading.Event) -> Iterator[bool]
     RunDir(run_dir).tracking.mkdir(exist_ok=True)
     with (RunDir(run_dir).tracking / f".{name}.lock").open("w") as file:
         while True:
-            last = ended.is_set()
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if last:
-                    yield False
-                    return
-                ended.wait(0.2)
-                continue
-            except OSError:
-                pass  # a file system without locks
-            yield True
-            return
+            last, free = ended.is_set(), True
+            with contextlib.suppress(OSError):  # a file system without locks
+                free = try_lock(file.fileno())
+            if free or last:
+                break
+            ended.wait(0.2)
+        yield free
 
 
 def _listen(ended: threading.Event, seconds: float) -> None:

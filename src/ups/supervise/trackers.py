@@ -107,14 +107,11 @@ def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> 
         for process in started.values():
             end_companion(process)
         raise
+    known = {0: "", BUSY: "another process is at it", LATE: f"it did not answer within {seconds:.0f} s"}
     problems = {}
     for name, process in started.items():
         problem = read_note(run_dir, name).problem or f"its process ended with exit code {process.returncode}"
-        if process.returncode == BUSY:
-            problem = "another process is at it"
-        elif process.returncode == LATE:
-            problem = f"it did not answer within {seconds:.0f} s"
-        problems[name] = problem if process.returncode else ""
+        problems[name] = known.get(process.returncode, problem)
     return problems
 
 
@@ -169,17 +166,14 @@ def end_companion(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _memory() -> Path | None:
-    """Where this person's runs with trackers are remembered until their ending was told."""
+def _mark(run_dir: Path) -> Path | None:
+    """A file whose name stands for this directory and the recipe in it, where this user's runs with trackers are
+    remembered until their ending was told."""
     base, home = os.environ.get("XDG_STATE_HOME", ""), home_directory()
     root = Path(base) if os.path.isabs(base) else home and home / ".local/state"
-    return root / "ups/tracked" if root else None
-
-
-def _mark(run_dir: Path) -> Path | None:
-    """A file whose name stands for this directory and the recipe in it."""
-    folder, config = _memory(), file_sha256(RunDir(run_dir).config)
-    return folder / hashlib.sha256(f"{run_dir.resolve()}\0{config}".encode()).hexdigest() if folder and config else None
+    config = file_sha256(RunDir(run_dir).config)
+    name = hashlib.sha256(f"{run_dir.resolve()}\0{config}".encode()).hexdigest()
+    return root / "ups/tracked" / name if root and config else None
 
 
 def remember(run_dir: Path) -> None:

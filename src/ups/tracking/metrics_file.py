@@ -29,9 +29,7 @@ class MetricsWriter:
             self._file.write(b"\n")
 
     def log(self, row: Row) -> None:
-        """Append one row in a single write, so that readers see whole lines. A full disk is reported once and
-        survived.
-        """
+        """Append one row in a single write: readers see whole lines. A full disk is reported once and survived."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         try:
             self._file.write((json.dumps(clean, allow_nan=False) + "\n").encode())

@@ -13,7 +13,7 @@ from ups.config.recipe import plain_data, resolve
 from ups.config.schema import Recipe
 from ups.doctor.bisect import Bisection, Finding, located, next_step, place_of, to_json, verdict
 from ups.doctor.examine import Verdict
-from ups.doctor.trials import Kind, TrialOutcome, Trials, Variant, alone, as_ddp, only_tasks, strategy_of
+from ups.doctor.trials import Kind, TrialOutcome, Trials, Variant, alone, as_ddp, only_tasks
 
 Rule = Callable[[Variant], str]
 
@@ -93,7 +93,11 @@ def test_tasks_that_fail_only_together_are_named_together(tmp_path: Path) -> Non
 def test_several_ranks_are_told_from_shards(tmp_path: Path) -> None:
     many = searched(tmp_path, lambda v: "stalled" if v.ranks > 1 else "", variant_of(strategy="fsdp", offload=True))
     assert many.needs == ["several ranks (4), with ddp as well as fsdp"]
-    shards = searched(tmp_path, lambda v: "stalled" if strategy_of(v) == "fsdp" else "", variant_of(strategy="fsdp"))
+
+    def only_shards(v: Variant) -> str:
+        return "stalled" if v.recipe.engine.strategy_on(v.ranks) == "fsdp" else ""
+
+    shards = searched(tmp_path, only_shards, variant_of(strategy="fsdp"))
     assert shards.needs == ["strategy fsdp"]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run
 from ups.supervise.run_file import read_run
 from ups.supervise.trackers import TrackerNote, catch_up, read_note, sync
-from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

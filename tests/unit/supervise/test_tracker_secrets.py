@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tracked_run import lead, make_run
 from ups.supervise.tracker_feed import without_secrets
 from ups.supervise.trackers import notes_of, sync
-from ups.testing.tracked_run import lead, make_run
 
 CANARIES = {"API_KEY": "canary0" * 6, "PASSWORD": "canary pass/1#word", "TOKEN": "canary-token-77"}
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tracked_run import make_run
 from ups.config.recipe import resolve_data
 from ups.config.tracker import MlflowConfig, TensorBoardConfig, TrackerConfig, WandbConfig, by_name
 from ups.errors import ConfigError, MachineError, MissingExtraError
 from ups.supervise import trackers as module
 from ups.supervise.tracker_feed import check_trackers
 from ups.supervise.trackers import TrackerNote, Trackers, notes_of, read_note
-from ups.testing.tracked_run import make_run
 
 
 def test_a_run_without_rows_is_a_warning_and_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults.small_disk import small_disk
+from tests.support.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, lead_command, make_run, row
 from tests.unit.tracking.mlflow_server import PROGRAM, Server, running
 from ups.supervise.trackers import TrackerNote, read_note, sync
-from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, lead_command, make_run, row
 
 pytest.importorskip("mlflow", reason="needs the client of MLflow (extra: mlflow)")
 pytestmark = [

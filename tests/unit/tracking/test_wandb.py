@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run, row
 from tests.unit.tracking import wandb_log
 from tests.unit.tracking.wandb_server import Server
 from ups.supervise.trackers import TrackerNote, read_note, sync
-from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run, row
 
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]

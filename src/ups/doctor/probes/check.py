@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.distributed.environment import RankEnvironment
-from ups.errors import ConfigError, UpsError
+from ups.errors import UpsError
 from ups.record.causes import cause_of_error, is_cascade
 from ups.record.failure import location_of_error
 from ups.record.log import show_log, write_to_stderr
@@ -65,9 +65,8 @@ class Assignment:
 
     @property
     def run(self) -> Recipe:
-        """The recipe, for checks that need one."""
-        if self.recipe is None:
-            raise ConfigError("this check needs a recipe", hint="ups doctor RECIPE")
+        """The recipe, for checks that need one: the doctor starts them only with one."""
+        assert self.recipe is not None
         return self.recipe
 
 
@@ -78,9 +77,6 @@ def start(arguments: list[str]) -> tuple[str, Assignment]:
     seconds = float(os.environ.get("UPS_PROBE_SECONDS") or 0)
     if seconds > 0:
         faulthandler.dump_traceback_later(max(1.0, seconds - 5.0), exit=False)
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m ups.doctor.probes NAME WORK_DIR\n")
-        sys.exit(2)
     show_log(write_to_stderr, logging.INFO)
     return arguments[0], Assignment.read(Path(arguments[1]))
 

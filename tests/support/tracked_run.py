@@ -3,7 +3,7 @@
     make_run(folder, [{"type": "tensorboard"}])
     lead(folder, steps=range(1, 11), ending="completed")
 
-`lead` starts `python -m ups.testing.tracked_run`, which does what a supervisor does around its ranks.
+`lead` starts this file as a program, which does what a supervisor does around its ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import yaml
 from ups.config.recipe import resolve_data
 from ups.record.files import write_file_atomically
 from ups.record.identity import RunIdentity
-from ups.record.processes import module_command
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.run_file import note_gate
 from ups.supervise.trackers import CLOSE_SECONDS
@@ -60,8 +59,17 @@ def lead_command(
 
     close_seconds: how long it waits for its trackers at the end.
     """
-    program = module_command("ups.testing.tracked_run")
-    return [*program, str(run_dir), str(steps.start), str(steps.stop), ending, str(seconds), str(close_seconds)]
+    return [
+        sys.executable,
+        "-P",
+        __file__,
+        str(run_dir),
+        str(steps.start),
+        str(steps.stop),
+        ending,
+        str(seconds),
+        str(close_seconds),
+    ]
 
 
 def lead(
