@@ -137,7 +137,7 @@ def init(
     if json:
         facts = {"written": written, "task": reader.task.to_json(), "splits": dict(reader.splits)}
         guesses = [{"field": field, "value": value, "why": why} for field, value, why in rows]
-        report(facts | {"frames": reader.num_frames, "guesses": guesses, "notes": notes})
+        report(facts | {"frames": reader.num_frames, "guesses": guesses, "notes": notes, "start": started.start})
         return
     counts = ", ".join(f"{count} {split}" for split, count in reader.splits.items())
     grid = " x ".join(map(str, reader.space))
@@ -149,6 +149,8 @@ def init(
         say(f"note: {text}")
     if guess is None and started.description is not None:
         say(f"described by {started.description}")
+    if started.start:
+        say(f"training starts from {started.start}; to train from scratch, remove start_from and start_task")
     for name in written:
         say(f"wrote {name}")
     recipe = shlex.quote(str(started.recipe))

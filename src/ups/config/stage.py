@@ -95,6 +95,9 @@ class StageConfig(StageLength):
         "checkpoint. Weights only; tasks and fields may differ.",
         min_length=1,
     )
+    start_task: str | None = setting(
+        None, "As which task of start_from the one task of the data begins; names stand for each other in their order."
+    )
     tasks: list[str] | None = setting(
         None, "Tasks of the data that this stage trains on, by name; default all of them.", min_length=1
     )
@@ -153,6 +156,8 @@ class StageConfig(StageLength):
                 f"a cache is written before the run, and weights of stage '{self.start_from}' are known only in it; "
                 "start from a run, bundle or checkpoint"
             )
+        if self.start_task is not None and self.start_from in (None, *[stage.type for stage in earlier]):
+            return "start_task is a task of other weights: give start_from a run, bundle or checkpoint, too"
         if self.start_from is not None:
             return ""
         if self.needs_trained_latents and not any(stage.trains_latents for stage in earlier):

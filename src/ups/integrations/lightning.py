@@ -81,7 +81,8 @@ class StageModule(LightningModule):
         self.stepper, self.stage = bare_stage(recipe, opened, index)
         self._knows_start = index == 0 or before is not None or index in from_outside(recipe)
         if index in from_outside(recipe):
-            logger.info(transfer(stepper_at(self._config.start_from or ""), self.stepper).describe())
+            source = stepper_at(self._config.start_from or "")
+            logger.info(transfer(source, self.stepper, self._config.start_task).describe())
         elif before is not None:
             self.stepper.load_state_dict(before.stepper.state_dict())
         self.to(dtype=weight_dtype(recipe.engine.precision))

@@ -18,6 +18,7 @@ from ups.errors import BundleError, ConfigError, DataError, errors_as
 from ups.formats.open_container import needs_description
 from ups.formats.zarr_store import is_own_store
 from ups.inference.hub import local_bundle
+from ups.library.own_data import guessed_description, similar_task
 from ups.library.recipe import override_text
 from ups.record.files import load_object
 from ups.record.run_dir import BUNDLE_FILE, is_bundle
@@ -41,9 +42,9 @@ def finetune_recipe(
 ) -> Recipe:
     """A recipe for `train` or `fit` that starts from the weights of a bundle (or of a run that has one).
 
-    data: a store, or any file that `ups.open_data` reads. task: what to call the data; by default as the task of the
-    bundle that has the same fields, axes and parameters, so that all of its weights are taken, and after the file if
-    there is none. overrides as in `load_recipe`.
+    data: a store, or any file that `ups.open_data` or `ups init` reads. task: what to call the data; by default as the
+    task of the bundle that has the same fields, axes and parameters, so that all of its weights are taken, and after
+    the file if there is none: then it begins as a task that it resembles. overrides as in `load_recipe`.
     """
     changes = [override_text(name, value) for name, value in overrides.items()]
     return resolve_finetuning(bundle, data, task, budget_seconds, changes).recipe
@@ -64,12 +65,17 @@ def resolve_finetuning(
         )
     recipe = read_run_recipe(source).recipe
     trained: dict[str, Any] = plain_data(recipe)
-    described = description_for(source, os.fspath(data))
+    described = description_for(source, os.fspath(data)) or guessed_description(os.fspath(data))
     with contextlib.closing(open_paths(os.fspath(data), description=described)) as reader:
         new_task = reader.task
+        name = task or _name_for(source, os.fspath(data), new_task)
+        known = name in {one.name for one in _tasks_of(source)}
+        like = None if known else similar_task(source, reader)
+    if like is not None:
+        logger.warning("it begins as '%s', whose step explains %.0f%% of a change in the data", like[0], 100 * like[1])
+    start = {"start_from": str(source), "start_task": like and like[0]}
     plain = {} if described is None else {"description": described.model_dump(exclude_none=True, mode="json")}
-    name = task or _name_for(source, os.fspath(data), new_task)
-    rate = RATE if name in {one.name for one in _tasks_of(source)} else 1.0
+    rate = RATE if known else 1.0
     own = new_task.steady and recipe.networks.steady is not None  # which is the model where steady tasks are alone
     section: Any = trained["data"]
     engine: Any = trained["engine"]
@@ -83,7 +89,7 @@ def resolve_finetuning(
         },
         # Devices, ranks and precision are of the machine that made the bundle.
         "engine": {"ema": engine["ema"]},
-        "stages": [_stage(trained["stages"][_last_stage(recipe, new_task.steady)], str(source), budget_seconds, rate)],
+        "stages": [_stage(trained["stages"][_last_stage(recipe, new_task.steady)], start, budget_seconds, rate)],
     }
     return resolve_data(document, changes, name="the recipe of the bundle")
 
@@ -105,10 +111,10 @@ def _last_stage(recipe: Recipe, steady: bool) -> int:
     return wanted[-1]
 
 
-def _stage(last: Mapping[str, Any], source: str, budget_seconds: float, rate: float) -> dict[str, Any]:
+def _stage(last: Mapping[str, Any], start: Mapping[str, Any], budget_seconds: float, rate: float) -> dict[str, Any]:
     """That stage of what the bundle was trained with, from the weights of the bundle, at its rates times `rate`."""
     length = {"steps": None, "budget_seconds": budget_seconds, "budget_clock": "wall"}
-    stage: dict[str, Any] = {**last, "start_from": source, "tasks": None, **length}
+    stage: dict[str, Any] = {**last, **start, "tasks": None, **length}
     stage.pop("cache", None)
     if stage.get("space") == "latent":
         stage["space"] = "physical"  # the fields count now, and the decoder goes along

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
-from ups.buckets.path import matching_paths
+from ups.buckets.path import data_path, matching_paths
 from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
@@ -21,11 +23,12 @@ from ups.errors import ConfigError, DataError
 from ups.formats.base import LEAST_TEST, LEAST_TO_SPLIT, GridReader
 from ups.formats.container import Container, MemoryContainer
 from ups.formats.described import DescribedReader, task_name
-from ups.formats.open_container import open_containers
+from ups.formats.open_container import needs_description, open_containers
 from ups.formats.set_aside import LEAST_TO_SET_ASIDE, SetAside, open_calibration
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.files import write_file_atomically
+from ups.record.run_dir import shipped_models
 from ups.record.text import duration_text, printable
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role
@@ -36,6 +39,11 @@ TRAINING_SECONDS, _FEWEST_STEPS = 300.0, 500
 _MOST_POINTS, _TRIED_POINTS = 1 << 18, 1 << 15
 # What it sets aside for error bars: a part of the train split, and the most trajectories that make them better.
 _CALIBRATION_FRACTION, _MOST_CALIBRATION = 0.2, 256
+
+# Data resemble a task that explains so much of a change (benchmarks/model/finetune.py). How large data may be to be
+# compared in seconds: points in all frames of 16 trajectories.
+_SIMILAR, _MOST_COMPARED = 0.6, 1 << 25
+logger = logging.getLogger(__name__)
 
 TaskLike = TaskDescription | Mapping[str, Any] | PathLike
 
@@ -92,6 +100,27 @@ def _reader(
     return DescribedReader(containers, described, name=name, **fractions), guess
 
 
+def guessed_description(source: str) -> TaskDescription | None:
+    """What the arrays of a file seem to mean; None for one whose format says it."""
+    if not data_path(source).exists() or is_own_store(source) or not needs_description(data_path(source)):
+        return None
+    _, guess = _reader(*_containers(source), None)
+    assert guess is not None
+    guesses = ", ".join(f"{name} {value}" for name, value, why in guess_lines(guess) if why[:5] in ("guess", "check"))
+    logger.warning("%s does not say what its arrays mean; guessed (`ups init` says why): %s", source, guesses)
+    return guess.description
+
+
+def similar_task(source: PathLike, reader: GridReader) -> tuple[str, float] | None:
+    """The task of a run or bundle that the data resemble most, and how much it explains; None if they resemble none."""
+    from ups.run.warm_start import explained, stepper_at
+
+    if 16 * math.prod(reader.space) * reader.num_frames > _MOST_COMPARED:
+        return None
+    shares = explained(stepper_at(os.fspath(source)), reader)
+    return max((one for one in shares.items() if one[1] >= _SIMILAR), key=lambda one: one[1], default=None)
+
+
 def _containers(source: Any) -> tuple[list[Container], list[Path]]:
     if isinstance(source, str | os.PathLike):
         source = [source]
@@ -117,12 +146,14 @@ def _containers(source: Any) -> tuple[list[Container], list[Path]]:
 
 @dataclass(frozen=True)
 class Started:
-    """What `init_run` wrote. guess: None where a description was there already."""
+    """What `init_run` wrote. guess: None where a description was there already. start: the model that training starts
+    from, and why; empty where it starts from none."""
 
     recipe: Path
     description: Path | None
     guess: Guess | None
     reader: GridReader
+    start: str = ""
 
 
 def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Sequence[str] = ()) -> Started:
@@ -159,13 +190,13 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
             read_description(page)  # what is written is what is read
             description = page
         named = None if description is None else os.path.relpath(description, folder)
-        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, (_FEWEST_STEPS, "not measured")))
-        steps = _measured_steps(recipe, reader)
-        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, steps))
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, (_FEWEST_STEPS, "not measured", "")))
+        steps, (start, lines) = _measured_steps(recipe, reader), _warm_start(reader)
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, (*steps, lines)))
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}", hint="name a directory of yours") from error
     aside = _calibration_fraction(reader)
-    return Started(recipe, description, guess, open_calibration(SetAside(reader, aside)) if aside else reader)
+    return Started(recipe, description, guess, open_calibration(SetAside(reader, aside)) if aside else reader, start)
 
 
 def _few(paths: Sequence[Path]) -> str:
@@ -197,6 +228,16 @@ def _measured_steps(recipe: Path, reader: GridReader) -> tuple[int, str]:
     return int(steps), f"about {duration_text(steps * seconds)}: a step took {seconds:.2g} s on one core here"
 
 
+def _warm_start(reader: GridReader) -> tuple[str, str]:
+    """Which model of the package knows such data and why, and the lines of the recipe; empty where none does."""
+    with contextlib.suppress(Exception):  # a recipe is written all the same
+        for model in shipped_models():
+            if like := similar_task(model, reader):
+                why = f"its task {like[0]} explains {like[1]:.0%} of a change in the data"
+                return f"{model}: {why}", _START.format(model, like[0], why)
+    return "", ""
+
+
 def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> float:
     """CPU time of a training step, by a few steps with at most `most_samples` samples."""
     from ups.run.assemble import OpenData
@@ -214,7 +255,7 @@ def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> floa
 
 
 def _recipe_page(
-    folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None, steps: tuple[int, str]
+    folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None, steps: tuple[int, str, str]
 ) -> bytes:
     name = task_name(folder.resolve()).lstrip("_-") or "run"
     listed = [scalar_text(str(path)) for path in paths]
@@ -234,6 +275,7 @@ def _recipe_page(
         calibration=f"{_calibration_fraction(reader):g}",
         least_test=LEAST_TEST,
         least_to_split=LEAST_TO_SPLIT,
+        start=steps[2],
     ).encode()
 
 
@@ -255,6 +297,10 @@ def _batch_size(reader: GridReader) -> int:
     return size
 
 
+_START = """\
+    start_from: {0} # {2}; to train from scratch, remove these two lines
+    start_task: {1}
+"""
 _RECIPE = """\
 # A simulator of {source}. Look at the lines marked "check" in task.yaml first, then
 #   ups train {folder}/recipe.yaml
@@ -281,7 +327,7 @@ model:
 
 stages:
   - type: operator
-    steps: {steps} # {why}
+{start}    steps: {steps} # {why}
     loss: nrmse # the error of each field relative to the field
     optim:
       type: muon

@@ -12,15 +12,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
+from ups.models.build import build_model
+from ups.models.multiscale import MultiscaleNetwork
 from ups.models.network import Network
 from ups.models.stepper import OPERATOR, STEADY, Stepper
+from ups.models.task_tables import NamedTable
 from ups.models.warm_start import NamedRows, UnitChange, unit_change
 from ups.spec.task import TaskSpec
 
@@ -84,8 +87,13 @@ class Taken:
 
 
 @torch.no_grad()
-def transfer(source: Stepper, target: Stepper) -> Taken:
-    """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
+def transfer(source: Stepper, target: Stepper, start_task: str | None = None) -> Taken:
+    """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing.
+
+    start_task: of the source, as which the one task of the target begins, so that it predicts at once.
+    """
+    if start_task is not None:
+        return _transfer_as(start_task, source, target)
     pairs, common = _new_and_like(source, target), _in_common(source, target)
     taken = Taken(other_scaling=_other_scaling(source, target), other_kernels=_other_kernels(source, target))
     tables: dict[str, set[str]] = {}
@@ -109,6 +117,55 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
     converted = [cast(Network, n).change_units(changes, tables[name]) for name, n in target.networks.items()]
     taken.converted = tuple(sorted(changes)) if any(converted) else ()
     return taken
+
+
+def _transfer_as(start_task: str, source: Stepper, target: Stepper) -> Taken:
+    """By way of a model that calls the task and what belongs to it as the source does."""
+    task, known = target.tasks[0], {one.name: one for one in source.tasks}.get(start_task)
+    fits = known is not None and _outline(known) == _outline(task) and isinstance(target.network, MultiscaleNetwork)
+    if known is None or not fits or len(target.tasks) > 1:
+        raise ConfigError(
+            f"task '{task.name}' cannot begin as start_task '{start_task}' of the weights to start from",
+            hint="name one with the same axes and predicted fields, for data of one task and model.type multiscale",
+        )
+    fields = [_as(task.fields_of(role), known.fields_of(role)) for role in ("static", task.predicted)]
+    axes, parameters = _as(task.axes, known.axes), _as(task.parameters, known.parameters)
+    alias = TaskSpec(
+        known.name,
+        (*fields[0], *fields[1]),
+        axes,
+        parameters,
+        task.dt,
+        task.time_unit,
+        task.steady,
+        (),
+        task.symmetries,
+    )
+    statistics = {alias.name: target.statistics[task.name]}
+    renamed = build_model(target.configs, [alias], statistics, target.context_frames)
+    taken = transfer(source, renamed)
+    for theirs, mine in zip(renamed.modules(), target.modules(), strict=True):
+        for given, own in zip(theirs.parameters(recurse=False), mine.parameters(recurse=False), strict=True):
+            if isinstance(mine, NamedTable) and isinstance(theirs, NamedTable):  # rows are sorted by names
+                own[mine.rows(task, own.device)] = given[theirs.rows(alias, given.device)].to(own)
+            else:
+                own.copy_(given)
+    taken.like = {task.name: known.name}
+    return taken
+
+
+def _outline(task: TaskSpec) -> tuple[object, ...]:
+    ranks = [field.tensor_rank for field in task.fields_of(task.predicted)]
+    return task.steady, [axis.periodic for axis in task.axes], ranks
+
+
+def _as(mine: tuple[Any, ...], known: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Under names that are known: their own where all are, else one after the other."""
+    names = [one.name for one in known]
+    if {one.name for one in mine} <= set(names):
+        return mine
+    names += [f"new_{number}" for number in range(len(mine))]
+    return tuple(replace(one, name=name) for one, name in zip(mine, names, strict=False))
 
 
 def _unit_changes(source: Stepper, target: Stepper) -> dict[str, UnitChange]:

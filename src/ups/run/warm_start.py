@@ -7,23 +7,32 @@ copy: `ups.run.directory`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
 
+import torch
+
 from ups.config.schema import Recipe
+from ups.data.normalize import compute_statistics
 from ups.errors import ConfigError
+from ups.evaluation.rollout import RolloutPlan, one_steps, read_inputs
+from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle, write_bundle, write_card
-from ups.models.stepper import Stepper
+from ups.models.build import build_model
+from ups.models.stepper import Stepper, persistence
 from ups.models.transfer import transfer
 from ups.record.files import write_file_atomically
 from ups.record.manifest import MANIFEST_NAME
 from ups.record.run_dir import CONFIG_NAME, RunDir, find_model, is_bundle
-from ups.run.directory import from_outside
+from ups.run.directory import from_outside, read_run_recipe
 from ups.run.scoring import make_bundle
 from ups.run.trained import Trained, load_trained
 
 logger = logging.getLogger(__name__)
+
+_STEPS = 8  # of each trajectory, by which a start is judged
 
 
 def keep_starts(run_dir: Path, recipe: Recipe) -> None:
@@ -40,6 +49,30 @@ def keep_starts(run_dir: Path, recipe: Recipe) -> None:
         bundle = load_bundle(source)
         text = (source / CONFIG_NAME).read_text(encoding="utf-8")
         write_bundle(path, bundle.stepper, bundle.info, config_text=text, card=write_card(source.name, bundle.info))
+
+
+@torch.no_grad()
+def explained(source: Stepper, reader: Reader) -> dict[str, float]:
+    """Task of the source -> squared correlation of a change in the data (steady: of the difference from the mean) with
+    the untrained step of a model that begins as that task. Training corrects a wrong size of the step first."""
+    task, context, part = reader.task, source.context_frames, range(min(16, reader.splits["train"]))
+    statistics = {task.name: compute_statistics(reader, max_bytes=1)}
+    stepper = build_model(source.configs[source.network_of(task)], [task], statistics, context)
+    frames = min(reader.frames_in("train", number) for number in part)
+    steps = max(1, min(_STEPS, frames - context))
+    plan = RolloutPlan(context, (frames + context - steps) // 2 - 1, steps)
+    batch, truth = read_inputs(reader, "train", part, plan, torch.device("cpu"), torch.float32)
+    if not task.steady:
+        batch = batch.with_state(torch.cat([batch.state, truth], dim=1))
+    still = truth.mean(0) if task.steady else one_steps(persistence, batch, context)
+    shares = {}
+    for known in source.tasks:
+        with contextlib.suppress(ConfigError):  # that task has other axes or fields
+            transfer(source, stepper, known.name)
+            step = one_steps(stepper, batch, context)
+            own, true = ((one - still).transpose(0, 2).flatten(1) for one in (step, truth))
+            shares[known.name] = float(torch.cosine_similarity(own, true).clamp_min(0).square().mean())
+    return shares
 
 
 def _find(name: str) -> Path:
@@ -74,7 +107,7 @@ def source_of(run_dir: Path, index: int) -> Stepper:
 
 def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> None:
     """Write into a new model what the source has for it; with `say` also list it in the run."""
-    transferred = transfer(source_of(run_dir, index), target)
+    transferred = transfer(source_of(run_dir, index), target, read_run_recipe(run_dir).recipe.stages[index].start_task)
     if not say:
         return
     logger.info("stage %d starts from %s: %s", index, RunDir(run_dir).start(index), transferred.describe())

@@ -19,7 +19,7 @@ from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.models.warm_start import unit_change
 from ups.spec.statistics import Statistics
-from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
+from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
 LATENT = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4)
 DEEP = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4, encoder_blocks=2, latent_channels=3)
@@ -283,6 +283,34 @@ def test_a_new_task_meets_trained_blocks_as_the_task_does_that_it_is_like() -> N
     torch.testing.assert_close(features[0], features[1])
     # What leaves the network is new: no change is predicted.
     assert torch.equal(predicted, batch.state[:, -1])
+
+
+FLOOD = TaskSpec(
+    "aflood",
+    (FieldSpec("bed", role="static"), FieldSpec("z"), FieldSpec("a", tensor_rank=1)),
+    (AxisSpec("y", "wall"), AxisSpec("b")),
+    dt=0.1,
+)
+WAVE = replace(LINE, name="wave", fields=(FieldSpec("beta"),), parameters=(replace(LINE.parameters[0], name="c"),))
+
+
+@pytest.mark.parametrize(("task", "known"), [(FLOOD, PLANE), (WAVE, LINE)], ids=["plane", "line"])
+def test_a_task_predicts_at_once_as_a_known_one_under_names_of_its_own(task: TaskSpec, known: TaskSpec) -> None:
+    source, target = awake(model(MULTISCALE, [LINE, PLANE, STEADY])), model(MULTISCALE, [task], seed=1)
+    taken = transfer(source, target, known.name)
+    assert taken.like == {task.name: known.name}
+    assert taken.new == ()
+    batch = batch_of(known, 1)
+    torch.testing.assert_close(source(batch), target(replace(batch, task=task)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tasks", "start"), [([WAVE], "plane"), ([WAVE], "none"), ([WAVE, FLOOD], "line")])
+def test_a_start_task_that_cannot_stand_for_the_data_is_refused(tasks: list[TaskSpec], start: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot begin as start_task '{start}'"):
+        transfer(model(MULTISCALE, [LINE, PLANE]), model(MULTISCALE, tasks), start)
+    if len(tasks) == 1:  # rows of a latent operator are shared by tasks, and no name of them is of one alone
+        with pytest.raises(ConfigError, match="cannot begin"):
+            transfer(model(LATENT, [LINE]), model(LATENT, tasks), "line")
 
 
 def test_a_new_parameter_says_nothing_at_first() -> None:
