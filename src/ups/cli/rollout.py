@@ -49,6 +49,16 @@ def rollout(
             help="Write it: NetCDF (FILE.nc), VTKHDF for ParaView (FILE.vtkhdf), else Zarr.",
         ),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POINTS.csv",
+            help="Write values at points, to FILE.csv or FILE.nc: a column for each axis, and maybe time.",
+        ),
+    ] = None,
+    in_time: Annotated[
+        bool, typer.Option("--in-time", help="Interpolate to times of POINTS.csv between frames, else refused.")
+    ] = False,
     reversed_axes: Annotated[
         bool, typer.Option("--reversed-axes", help="Write variables in the order time, z, y, x.")
     ] = False,
@@ -100,6 +110,7 @@ def rollout(
 
     Where INPUT has the frames that follow, truth, prediction and error stand side by side.
     """
+    from ups.cli.points import VALUE_SUFFIXES, read_points, values_at, write_values
     from ups.inference.hub import local_bundle
     from ups.inference.results import VTKHDF_SUFFIX, check_new, write_vtkhdf
 
@@ -114,8 +125,10 @@ def rollout(
             ends = " or ".join(suffixes)
             kinds = ends.replace(".", "").upper()
             raise ConfigError(f"{option} writes {kinds}, not '{name}'", hint=f"give a name that ends in {ends}")
+    if at is not None and Path(out or "").suffix not in VALUE_SUFFIXES:
+        raise ConfigError("values at points are written as CSV or NetCDF", hint="give -o VALUES.csv or VALUES.nc")
     vtkhdf = out is not None and Path(out).suffix == VTKHDF_SUFFIX
-    if vtkhdf:
+    if vtkhdf or at is not None:
         check_new(Path(out or ""))
     if film is not None and not film.lower().endswith(".gif"):
         from ups.evaluation.figures import ffmpeg
@@ -125,6 +138,7 @@ def rollout(
     simulator = _load(model_dir, device, runtime)
     spec = simulator.task(task)
     channel = _channel(spec, field)
+    table = None if at is None else read_points(at, spec)
     start = _read_input(simulator, spec, _data(model_dir, spec, source, problem), split, trajectory, start_frame)
     start = _with_parameters(spec, start, parameter)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
@@ -137,7 +151,7 @@ def rollout(
             every=every,
             members=members,
             seed=seed,
-            out=None if vtkhdf else out,
+            out=None if vtkhdf or at is not None else out,
             reversed_axes=reversed_axes,
             level=level,
             on_doubt=on_doubt,
@@ -145,6 +159,9 @@ def rollout(
         )
     if vtkhdf:
         write_vtkhdf(result, spec, Path(out or ""))
+    values = None if table is None else values_at(simulator, result, table, spec, in_time=in_time)
+    if values is not None:
+        write_values(values, table, spec, Path(out or ""))
     written = [out] if out is not None else []
     example = None
     if film is not None or picture is not None or start.num_true_steps >= count:
@@ -153,12 +170,16 @@ def rollout(
     errors = {} if example is None else _errors(example, start)
     if json:
         facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
-        report(facts | {"samples": _judged(result), "attributes": dict(result.attrs)})
+        attributes = dict((result if values is None else values).attrs)
+        report(facts | {"samples": _judged(result), "attributes": attributes})
         return
     say(_summary(spec, start, count, errors, members) + _divergence(result))
     if level is not None:
         for fields in spec.fields_of(spec.predicted):
             say(_error_words(fields.name, result[f"{fields.name}_error"], level, _measured(example, fields.name)))
+    for name in ("values", "interpolation", "interpolation_error", "time_interpolation_error"):
+        if values is not None and name in values.attrs:
+            say(f"{name.replace('_', ' ')}: {values.attrs[name]}")
     for text in start.notes:
         note(f"note: {text}")
     if result.attrs["warnings"]:
@@ -248,6 +269,7 @@ def _measured(example: Example | None, field: str) -> Any:
         return None
     import torch
 
+    from ups.evaluation.metrics import without_holes
     from ups.models.error_model import field_rms
     from ups.spec.grid import point_weights
 
@@ -255,6 +277,9 @@ def _measured(example: Example | None, field: str) -> Any:
     weights = None if per_point is None else torch.from_numpy(per_point)
     names = [one.name for one in example.task.fields_of(example.task.predicted)]
     difference = torch.from_numpy(example.prediction - example.truth)
+    if example.task.mask:
+        weights = without_holes(weights, (~difference[:1, :1].isnan()).double())
+        difference = difference.nan_to_num()
     return field_rms(difference, example.task, weights)[:, names.index(field)].numpy()
 
 
@@ -462,6 +487,8 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     if start.truth is not None:
         frames = start.truth if spec.steady else start.truth[every - 1 :: every]
         truth = frames[: len(prediction)].astype(np.float64) if len(frames) >= len(prediction) else None
+    if spec.mask and truth is not None:
+        truth[np.isnan(prediction)] = np.nan  # holes, as pictures show them
     first = 0.0 if spec.steady else float(result["time"][0])
     diverged_at = _diverged_at(result)[0]
     first_bad = None if diverged_at is None else -(-diverged_at // every) - 1
@@ -487,13 +514,16 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
     """Predictor -> error over the rollout, relative to the RMS of the trajectory, as `ups eval` defines it."""
     if example.truth is None:
         return {}
+    import numpy as np
     import torch
 
     from ups.evaluation.metrics import trajectory_rms, trmse
     from ups.spec.grid import point_weights
 
+    holes = np.isnan(example.prediction[0, 0])
+
     def frames(array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).double()[None]
+        return torch.from_numpy(np.where(holes, 0, array) if example.task.mask else array).double()[None]
 
     truth, whole = frames(example.truth), frames(start.truth)
     predictions = {"model": frames(example.prediction)}
@@ -502,7 +532,7 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
         whole = torch.cat([context, whole], dim=1)
         predictions["persistence"] = context[:, -1:].expand_as(truth)
     if start.mean is not None and start.mean.shape == example.truth.shape[1:]:
-        predictions["training mean"] = torch.from_numpy(start.mean).double().expand_as(truth)
+        predictions["training mean"] = frames(start.mean).expand_as(truth)
     per_point = point_weights(example.task.axes, example.coordinates)
     weights = None if per_point is None else torch.from_numpy(per_point)
     scale = trajectory_rms(whole, weights)

@@ -162,6 +162,11 @@ class TaskDescription(Section):
     boundary_values: list[DescribedBoundaryValue] = setting(
         [], "Values of predicted fields at ends of axes; the model keeps them in every step.", max_length=64
     )
+    mask: str = setting(
+        "",
+        "Static field that is 1 in holes of the domain (obstacles, land), else 0; under a new name holes are where the "
+        "first frame of the first predicted field is NaN.",
+    )
     symmetries: list[Literal["translation", "reflection", "rotation90", "galilean"]] = setting(
         [], "Transformations of the domain that map solutions to solutions.", max_length=4
     )

@@ -42,7 +42,7 @@ from ups.data.guess_dims import (
     role_of_name,
 )
 from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
-from ups.data.normalize import refuse_mask
+from ups.data.normalize import masked, refuse_mask
 from ups.errors import DataError
 from ups.formats.container import Container, Variable
 from ups.formats.described import (
@@ -470,6 +470,13 @@ class _Guesser:
         description = describe_values(self.values, "the guessed description")
         reader = DescribedReader(self.containers, description, name=self.name)
         sample = take_sample(reader)
+        if masked(sample.values).any():
+            reader.close()
+            self.values["mask"] = self._free("mask")
+            self._say("mask", "values that are NaN in every frame are taken as holes: obstacles, land")
+            description = describe_values(self.values, "the guessed description")
+            reader = DescribedReader(self.containers, description, name=self.name)
+            sample = take_sample(reader)
         static = reader.read("train", 0, 0, 0 if reader.task.steady else 1).static
         reader.close()
         refuse_mask(sample.values, self.container.label)
@@ -578,7 +585,7 @@ def description_page(guess: Guess, source: str) -> str:
         lines += [f"{section}:\n", *_entries(guess, section, values[section]), "\n"]
     lines.append(f"# What each dimension of the arrays is, in their order.\n{_line(guess, 'dims', values.get('dims'))}")
     lines.append("\n")
-    for name in ("steady", "dt", "time_unit", "times", "cut_frames"):
+    for name in ("steady", "dt", "time_unit", "times", "cut_frames", "mask"):
         if name in values:
             lines.append(_line(guess, name, values[name]))
     lines.append("\n")

@@ -9,6 +9,7 @@ that two runs can write at once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -74,15 +75,16 @@ def compute_statistics(
     for trajectories, block, first_frame in _blocks(reader, chosen):
         # A read that continues a trajectory repeats its last frame, for the difference across the seam.
         fresh = block.state[:, 1:] if first_frame else block.state
+        counted = functools.partial(_counted, block)
         try:
-            state.add(by_channel(fresh, 2))  # (C, B*T*S)
+            state.add(counted(fresh))  # (C, B*T*S)
             waves.add(fresh)
             sizes.add(fresh)
             parts = {"state": fresh}
-            difference.add(by_channel(np.diff(block.state.astype(np.float64), axis=1), 2))
+            difference.add(counted(np.diff(block.state.astype(np.float64), axis=1)))
             if first_frame == 0:
-                static.add(by_channel(block.static, 1))
-                target.add(by_channel(block.target, 1))
+                static.add(counted(block.static[:, None]))
+                target.add(counted(block.target[:, None]))
                 parameters.add(_scaled(block.parameters, logs))
                 parts |= {"static": block.static[:, None], "target": block.target[:, None]}
             picked = [number for number, trajectory in enumerate(trajectories) if trajectory in described]
@@ -114,6 +116,15 @@ def compute_statistics(
         data_identity=reader.identity(),
         num_frames=num_frames,
     )
+
+
+def _counted(block: WindowBlock, frames: Array) -> Array:
+    """(C, n): the values of frames (B, T, C, *S) that are not in holes."""
+    values, task = by_channel(frames, 2), block.task
+    if not task.mask or not values.size:
+        return values
+    holes = block.static[:, None, task.channel_names("static").index(task.mask)]  # (B, 1, *S)
+    return np.asarray(values[:, np.broadcast_to(holes, (*frames.shape[:2], *frames.shape[3:])).ravel() == 0])
 
 
 def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
@@ -366,8 +377,8 @@ class FrameSizes:
 
 
 MASK_HINT = (
-    "replace those values by a number that suits the field, such as 0 for a velocity, and save the mask (1 in the "
-    "obstacle, else 0) as an array without time: it becomes a static field that the model is given"
+    "let values in obstacles be NaN and say `mask: mask` in the task.yaml (docs/own-data.md); or save a mask (1 in the "
+    "obstacle, else 0) as an array without time, and name that static field there"
 )
 # A number that stands for a missing value is this many times farther from the others than they are from each other.
 _FAR = 10
@@ -386,7 +397,7 @@ def refuse_mask(values: Array, where: str) -> None:
         first = next(one for one in missing if one.any())
         raise DataError(
             f"{where}: {np.count_nonzero(first)} of {first.size} values of a frame are {what} in every frame: an "
-            "obstacle or a mask, which is not read",
+            "obstacle, of which the task says nothing",
             hint=MASK_HINT,
         )
 

@@ -57,8 +57,17 @@ class Accumulator:
             return ()
         return (1, self.num_steps) if self.num_steps > 1 else (1,)
 
-    def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, before: Tensor | None = None) -> None:
-        """Adds samples. prediction, truth (B, T, C, *S); before (B, T', C, *S): the frames before the truth, if any."""
+    def add(
+        self,
+        trajectories: Sequence[int],
+        prediction: Tensor,
+        truth: Tensor,
+        before: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> None:
+        """Adds samples. prediction, truth (B, T, C, *S); before (B, T', C, *S): the frames before the truth, if any.
+
+        valid (B, 1, *S): 0 at points that do not count. Spectra have 0 there."""
         if tuple(prediction.shape) != tuple(truth.shape):
             raise DataError(f"prediction {tuple(prediction.shape)} and truth {tuple(truth.shape)} differ in shape")
         steps = truth.shape[1]
@@ -69,6 +78,10 @@ class Accumulator:
                 f"not {tuple(truth.shape[:3])}"
             )
         weights = self.weights
+        if valid is not None:
+            prediction = prediction.where(valid[:, None] > 0, torch.zeros_like(prediction))
+            valid = valid[:, None]  # (B, 1, 1, *S)
+        weights = metrics.without_holes(weights, valid)
         known = truth if before is None else torch.cat([before, truth], dim=1)
         values = {
             "rmse": metrics.rmse(prediction, truth, weights),
@@ -78,7 +91,7 @@ class Accumulator:
             "integral_square": metrics.integral_error(prediction, truth, weights) ** 2,
         }
         values |= metrics.registered(prediction, truth)
-        if weights is None:
+        if self.weights is None:
             bands = metrics.band_rmse(prediction, truth)
             for number, name in enumerate(metrics.BAND_NAMES):
                 values[f"frmse_{name}"] = bands[..., number]
@@ -90,9 +103,9 @@ class Accumulator:
         self.counts[:steps] += len(trajectories)
         peak = self._over_all_steps(metrics.max_error(prediction, truth).amax(dim=0))
         self.largest = torch.maximum(self.largest, peak.cpu())
-        if weights is None:
+        if self.weights is None:
             self._add_energy(prediction, truth)
-        self._add_rows(trajectories, values, prediction, truth)
+        self._add_rows(trajectories, values, prediction, truth, weights)
 
     def _over_all_steps(self, values: Tensor) -> Tensor:
         """(steps, C) of trajectories that may be shorter -> (T, C), nothing after their end."""
@@ -117,9 +130,14 @@ class Accumulator:
             seen.add(trajectory)
 
     def _add_rows(
-        self, trajectories: Sequence[int], values: dict[str, Tensor], prediction: Tensor, truth: Tensor
+        self,
+        trajectories: Sequence[int],
+        values: dict[str, Tensor],
+        prediction: Tensor,
+        truth: Tensor,
+        weights: Tensor | None,
     ) -> None:
-        lasting = metrics.correlation_time(prediction, truth, self.weights)
+        lasting = metrics.correlation_time(prediction, truth, weights)
         finite = torch.isfinite(prediction).flatten(1).all(dim=1)
         diverged = ~finite
         if self.limits is not None:

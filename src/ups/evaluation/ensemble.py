@@ -48,19 +48,29 @@ class EnsembleScores:
         self.counts = torch.zeros(self.num_steps)  # samples that have a step
         self.ranks = torch.zeros(self.members + 1, dtype=torch.float64)
 
-    def add(self, step: int, members: Tensor, center: Tensor, truth: Tensor, scale: Tensor) -> dict[str, Tensor]:
+    def add(
+        self,
+        step: int,
+        members: Tensor,
+        center: Tensor,
+        truth: Tensor,
+        scale: Tensor,
+        valid: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """Adds step `step` (from 0) of some samples; returns each of their scores (B,).
 
-        members (B, M, C, *S), center and truth (B, C, *S) in physical units; scale (B, C) of the trajectory.
+        members (B, M, C, *S), center and truth (B, C, *S) in physical units; scale (B, C) of the trajectory; valid
+        (B, 1, *S): 0 at points that do not count.
         """
+        weights = metrics.without_holes(self.weights, valid)
         size = scale.clamp_min(1e-12).reshape(*scale.shape, *[1] * (truth.ndim - 2))
         ensemble, single, wanted = members.double() / size[:, None], center.double() / size, truth.double() / size
-        spread = metrics.spread_square(ensemble, self.weights)
-        error = metrics.mean_square_of_mean(ensemble, wanted, self.weights)
+        spread = metrics.spread_square(ensemble, weights)
+        error = metrics.mean_square_of_mean(ensemble, wanted, weights)
         scores = {
-            "crps": metrics.fair_crps(ensemble, wanted, self.weights),
-            "absolute_error": metrics.mean_over_space((single - wanted).abs(), self.weights),
-            "gaussian": metrics.gaussian_crps(single, wanted, spread.sqrt(), self.weights),
+            "crps": metrics.fair_crps(ensemble, wanted, weights),
+            "absolute_error": metrics.mean_over_space((single - wanted).abs(), weights),
+            "gaussian": metrics.gaussian_crps(single, wanted, spread.sqrt(), weights),
             "mean_rmse": error.sqrt(),
             "spread_square": spread,
             "error_square": error,
@@ -68,6 +78,9 @@ class EnsembleScores:
         for name, values in scores.items():
             self.sums[name][step] += values.sum(0).cpu()
         self.counts[step] += len(truth)
+        if valid is not None:  # (points, M, C) and (points, C)
+            there = valid[:, 0] > 0
+            ensemble, wanted = ensemble.movedim((1, 2), (-2, -1))[there], wanted.movedim(1, -1)[there]
         self.ranks += metrics.rank_counts(ensemble, wanted).cpu()
         return {name: scores[name].mean(1).cpu() for name in SCORES}
 
@@ -126,12 +139,14 @@ def score_ensemble(
     scores = EnsembleScores(members, seed, plan.num_steps, task.channel_names(task.predicted), counts)
     for part, span in batches_of(reader, split, own_part(reader, split, rank_info, max_trajectories), plan, batch_size):
         batch, truth = read_inputs(reader, split, part, span, device or torch.device("cpu"), dtype)
-        scale = metrics.trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
+        valid = batch.valid
+        counted = metrics.without_holes(counts, None if valid is None else valid[:, None])
+        scale = metrics.trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counted)
         frames = _rollouts(ensemble, batch, span) if kind == "rollout" else _one_steps(ensemble, batch, truth)
         totals = {name: torch.zeros(len(part), dtype=torch.float64) for name in SCORES}
         for step, (together, center) in enumerate(frames):
             predictions = by_member(together, members)
-            for name, values in scores.add(step, predictions, center, truth[:, step], scale).items():
+            for name, values in scores.add(step, predictions, center, truth[:, step], scale, valid).items():
                 totals[name] += values
             if step + 1 == plan.num_steps and counts is None:
                 scores.add_energy(predictions, center, truth[:, step])

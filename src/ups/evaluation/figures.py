@@ -107,6 +107,8 @@ def examples(
     for part, span in batches_of(reader, split, trajectories, plan, max(1, len(trajectories))):
         batch, truth = read_inputs(reader, split, part, span, torch.device("cpu"), torch.float32)
         frames = torch.stack(list(rollout(predictor, batch, span.num_steps)), dim=1)
+        shown = 0.0 if batch.valid is None else torch.where(batch.valid > 0, 0.0, torch.nan)[:, None]
+        drawn, true = frames + shown, truth + shown
         for i, trajectory in enumerate(part):
             dt = reader.dt_in(split, trajectory)
             bad = [] if limits is None else limits.exceeded(frames[i]).nonzero().flatten().tolist()
@@ -118,8 +120,8 @@ def examples(
                 channels=task.channel_names(task.predicted),
                 units=units,
                 coordinates=reader.coordinates,
-                prediction=frames[i].double().numpy(),
-                truth=truth[i].double().numpy(),
+                prediction=drawn[i].double().numpy(),
+                truth=true[i].double().numpy(),
                 parameters={p.name: float(v) for p, v in zip(task.parameters, batch.parameters[i], strict=True)},
                 given={name: batch.static[i, n].double().numpy() for n, name in enumerate(names)},
                 given_units=given_units,
@@ -277,7 +279,7 @@ def _explain_colors(figure: Any, example: Example, channel: int, shown: npt.NDAr
     colors = {
         f"below the {scale}": (BELOW, bool((shown[finite] < low).any())),
         f"above the {scale}": (ABOVE, bool((shown[finite] > high).any())),
-        "not a finite number": (NO_NUMBER, not finite.all()),
+        f"no value: {example.task.mask}" if example.task.mask else "not a finite number": (NO_NUMBER, not finite.all()),
     }
     patches = [Patch(facecolor=color, label=text) for text, (color, drawn) in colors.items() if drawn]
     if patches:

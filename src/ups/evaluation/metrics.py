@@ -45,8 +45,16 @@ def _guard(values: Tensor, prediction: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Mean over space; weights (*S) have a mean of 1."""
+    """Mean over space; weights (*S), or (B, 1, 1, *S) of samples with holes, have a mean of 1."""
     return (values if weights is None else values * weights.to(values)).mean(dim=_space(values))
+
+
+def without_holes(weights: Tensor | None, valid: Tensor | None) -> Tensor | None:
+    """Weights (*S), and points that count (B, 1, *S) -> (B, 1, *S) with a mean of 1; the weights if all points do."""
+    if valid is None:
+        return weights
+    counted = valid.double() * (1.0 if weights is None else weights)
+    return counted / counted.flatten(1).mean(1).reshape(-1, *[1] * (valid.ndim - 1)).clamp_min(TINY)
 
 
 def _mean_square_error(prediction: Tensor, truth: Tensor, weights: Tensor | None) -> Tensor:
@@ -149,7 +157,7 @@ def correlation(prediction: Tensor, truth: Tensor, weights: Tensor | None = None
     whatever is predicted. A channel that is constant in the truth has none, and is left out.
     """
     p, y = prediction.double().flatten(3), truth.double().flatten(3)  # (B, T, C, points)
-    w = torch.ones_like(y[0, 0, 0]) if weights is None else weights.to(p).flatten()
+    w = torch.ones_like(y[0, 0, 0]) if weights is None else weights.to(p).flatten(3 - truth.ndim)
     # Means with the weights, and their roots in each factor: sums of products are then weighted sums.
     size = (y * y * w).sum(dim=3)
     p, y = ((z - (z * w).mean(dim=3, keepdim=True)) * w.sqrt() for z in (p, y))

@@ -112,7 +112,7 @@ def score_task(
                 frames = one_steps(predictor, known, plan.context_frames)
             else:
                 frames = torch.stack(list(rollout(predictor, batch, span.num_steps)), dim=1)
-            scores[name].add(list(part), frames, truth, context)
+            scores[name].add(list(part), frames, truth, context, batch.valid)
         if progress is not None:
             progress(len(part))
     return scores

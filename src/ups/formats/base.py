@@ -270,6 +270,12 @@ class Reader(ABC):
                         given[i] = fields if thin is None else thin(fields)
                     if self._num_parameters:
                         parameters[i] = self._parameters(split, trajectory)
+            if self._task.mask:
+                channel = self._task.channel_names("static").index(self._task.mask)
+                holes = ~(static[:, channel] <= 0)  # (B, *S): a cell that is a hole in part is one
+                for fields in (state.swapaxes(0, 1), static[None], target[None]):  # (T, B, C, *S)
+                    fields[np.broadcast_to(holes[:, None], fields.shape)] = 0
+                static[:, channel] = holes
         except FloatingPointError as error:
             raise DataError(
                 f"{self.where(split, trajectory)} has finite values that float32 cannot hold ({error})",
@@ -506,6 +512,7 @@ class StoredArray(Protocol):
 @dataclass(frozen=True, slots=True)
 class FileField:
     """An array of trajectories, what its axes are, and the fields it gives. mask: its values are true and false.
+    missing: the field is 1 where the first frame of the array has no value, else 0.
 
     axes: N trajectory, T time, X Y Z space, C component, K several fields, of which this is `channel`; a small letter
     is an axis of length 1. An axis of space that is small or missing is broadcast. repeated: axes whose last point is
@@ -519,6 +526,7 @@ class FileField:
     mask: bool = False
     channel: int = 0
     repeated: str = ""
+    missing: bool = False
 
     def region(self, row: int, frames: slice) -> tuple[slice, ...]:
         """What of the array a trajectory needs."""
@@ -542,6 +550,8 @@ class FileField:
         sizes = iter(values.shape[1 + len(components) :])
         shape = [next(sizes) if letter in axes else 1 for letter in SPACE[:dims]]
         values = values.reshape(len(values), math.prod(values.shape[1 : 1 + len(components)]), *shape)
+        if self.missing:
+            return np.asarray(np.isnan(values).any(axis=1, keepdims=True))
         return values != 0 if self.mask else values
 
 

@@ -142,7 +142,12 @@ class _Understanding:
 
     def layout(self, name: str) -> DescribedLayout:
         said = self.description
-        sources = tuple(self._source(field) for field in said.fields)
+        sources = [self._source(field) for field in said.fields]
+        fields = [FieldSpec(f.name, f.role, f.unit, f.tensor_rank) for f in said.fields]
+        if said.mask and said.mask not in [field.name for field in fields]:
+            first = next(source for source in sources if source.role != "static")
+            sources.append(replace(first, role="static", missing=True))
+            fields.append(FieldSpec(said.mask, "static"))
         num_frames = self._size(TIME, 0) if not said.steady else 0
         count = self._size(TRAJECTORY, 1)
         grid = [self._coordinate(axis) for axis in said.axes]
@@ -161,7 +166,7 @@ class _Understanding:
                 )
         task = TaskSpec(
             name=name,
-            fields=tuple(FieldSpec(f.name, f.role, f.unit, f.tensor_rank) for f in said.fields),
+            fields=tuple(fields),
             axes=tuple(axis for axis, _, _ in grid),
             parameters=tuple(
                 ParameterSpec(p.name, p.unit, float(c.min()), float(c.max()), p.scale)
@@ -176,6 +181,7 @@ class _Understanding:
             boundary_values=tuple(BoundaryValue(b.channel, b.axis, b.end, b.value) for b in said.boundary_values),
             symmetries=tuple(said.symmetries),
             equation=said.equation,
+            mask=said.mask,
         )
         layout = DescribedLayout(
             task=task,

@@ -99,11 +99,37 @@ def read_given(
             command_hint="INPUT must hold these fields",
         )
     frames = None if task.steady else _fields(task, "state", state, context_frames)
+    if task.mask and frames is not None:
+        static = _with_mask(task, static, frames[0])
     fixed = _fields(task, "static", static, 1) if task.fields_of("static") else None
+    frames, fixed = _without_holes(task, frames, fixed)
     if fixed is None and static is not None and not is_dataset(static):
         raise BundleError(f"task '{task.name}' has no static fields, but some were given")
     values = _parameters(task, parameters, _common_samples(task, frames, fixed))
     return Given(frames, fixed, values, given_axes, time, step, tuple(notes))
+
+
+def _with_mask(task: TaskSpec, static: Any, frames: Float64) -> Any:
+    """Static fields with the mask: where a given frame (B, T, C, *S) has NaN, if it is not among them."""
+    static = {} if static is None else static
+    if not isinstance(static, Mapping) or task.mask in static:
+        return static
+    holes = np.asarray(np.isnan(frames).any(axis=(1, 2)), np.float64)
+    given = {f.name: static[f.name] for f in task.fields_of("static") if f.name in static}
+    return given | {task.mask: holes[0] if (holes == holes[0]).all() else holes}
+
+
+def _without_holes(task: TaskSpec, frames: Part | None, fixed: Part | None) -> tuple[Part | None, Part | None]:
+    """Fields (B, T, C, *S) with 0 in holes, as readers give them. Raises BundleError for NaN elsewhere."""
+    if not task.mask or fixed is None or (frames is not None and frames[0].shape[3:] != fixed[0].shape[3:]):
+        return frames, fixed
+    channel, what = task.channel_names("static").index(task.mask), f"what is given outside of '{task.mask}'"
+    holes = ~(fixed[0][:, :, channel : channel + 1] <= 0)  # (B, 1, 1, *S)
+    if holes.all(axis=tuple(range(1, holes.ndim))).any():
+        raise BundleError(f"'{task.mask}' leaves no point with a value", hint="it is 1 in holes, and 0 elsewhere")
+    static = _array(np.where(holes, 0.0, fixed[0]), what)
+    static[:, :, channel : channel + 1] = holes
+    return None if frames is None else (_array(np.where(holes, 0.0, frames[0]), what), frames[1]), (static, fixed[1])
 
 
 def read_start(
@@ -133,6 +159,8 @@ def read_start(
     domain = fit_domain(task, trained, space, given.coordinates, rescale=rescale)
     if domain.assumed:
         notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
+    if task.mask and domain.resampling.given != domain.resampling.trained:
+        raise BundleError(f"fields with holes are not resampled to the training grid {domain.resampling.trained}")
     frames, lost = _onto(domain, "state", frames)
     fixed, lost_given = _onto(domain, "static", fixed)
     batch = Batch.of(
@@ -188,9 +216,11 @@ def _names(task: TaskSpec, role: Role) -> str:
     return ", ".join(f.name for f in task.fields_of(role)) or "none"
 
 
-def _array(value: Any, what: str) -> Float64:
+def _array(value: Any, what: str, *, holes: bool = False) -> Float64:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
+    elif holes and np.ma.is_masked(value):
+        value = value.astype(np.float64).filled(np.nan)
     elif np.ma.is_masked(value):
         raise BundleError(f"{what} is masked at {value.mask.sum()} points", hint="fill them with numbers")
     elif hasattr(value, "values") and not isinstance(value, Mapping):
@@ -203,8 +233,8 @@ def _array(value: Any, what: str) -> Float64:
         raise BundleError(f"{what} must hold real numbers, not {array.dtype}")
     if array.size > MAX_FRAME_VALUES:
         raise BundleError(f"{what} has {array.size} values; at most {MAX_FRAME_VALUES} are possible")
-    if not np.isfinite(array).all():
-        bad = np.argwhere(~np.isfinite(array))
+    if not (finite := np.isfinite(array) | (np.isnan(array) & holes)).all():
+        bad = np.argwhere(~finite)
         raise BundleError(f"{what} is not finite at {len(bad)} points, the first at index {tuple(map(int, bad[0]))}")
     if array.size and np.abs(array).max() > np.finfo(np.float32).max:
         raise BundleError(f"{what} has values up to {np.abs(array).max():.3g}, which float32 cannot hold")
@@ -226,7 +256,7 @@ def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> Part:
     if isinstance(value, Mapping):
         return _from_mapping(task, role, value, num_frames)
     what = f"{role} of task '{task.name}'"
-    return _shaped(task, what, _array(value, what), num_frames, task.channel_names(role))
+    return _shaped(task, what, _array(value, what, holes=bool(task.mask)), num_frames, task.channel_names(role))
 
 
 def _shaped(task: TaskSpec, what: str, array: Float64, num_frames: int, channels: Sequence[str] | None) -> Part:
@@ -266,7 +296,7 @@ def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_fram
         if is_array(part):
             labels = dict.fromkeys(component_dim(task, field), components)
             part = _in_order(task, f"variable '{field.name}'", part, num_frames, field.unit, labels)
-        array, batched = _shaped(task, what, _array(part, what), num_frames, components or None)
+        array, batched = _shaped(task, what, _array(part, what, holes=bool(task.mask)), num_frames, components or None)
         parts.append(array)
         flags.append(batched)
     first = parts[0].shape

@@ -238,8 +238,11 @@ class Simulator:
         sink = self._open_sink(layout, out)
         return self._roll(Rolling(predictor, batch, steps, start.domain.resampling, sink, on_doubt == "stop"), progress)
 
-    def query(self, result: Any, points: Any, times: Any = None, *, task: str | None = None) -> Any:
-        """Values of a `rollout` at points (N, axes) and some of its times: an xarray.Dataset with a dimension `point`.
+    def query(
+        self, result: Any, points: Any, times: Any = None, *, task: str | None = None, in_time: str | None = None
+    ) -> Any:
+        """Values of a `rollout` at points (N, axes) and some of its times: an xarray.Dataset with a dimension `point`,
+        which states the error of the interpolation. in_time: 'cubic' for times between frames, else refused.
         Of a tensor (..., C, *S) a tensor (..., C, N), with gradients to values and points (docs/simulator.md)."""
         spec = self.task(task or getattr(result, "attrs", {}).get("task"))
         trained = self._bundle.info.coordinates[spec.name]
@@ -247,7 +250,7 @@ class Simulator:
             if times is not None:
                 raise BundleError("frames of a tensor have no times", hint="choose them by number, and leave times out")
             return Interpolant(spec, trained, trained, points)(result)
-        return query_result(result, points, times, spec, trained)
+        return query_result(result, points, times, spec, trained, in_time)
 
     def fit(
         self, observations: Any, unknown: Any, *, noise: Any, task: str | None = None, level: float = 0.9, **known: Any
@@ -365,10 +368,12 @@ class Rolling:
         if watch is not None:
             watch.look(torch.stack(self._numbers), frames, first)
             outside = watch.outside_at if self._stop else outside
-        self._frames, self._numbers = [], []
+        self._frames, self._numbers, valid = [], [], self.batch.valid
         for step, frame in enumerate(frames, start=first):
             if step % every == 0:
                 kept = self._resampling.back(frame, self.batch.task.predicted).float().cpu().numpy()
+                if valid is not None:
+                    kept[np.broadcast_to(valid.cpu().numpy() == 0, kept.shape)] = np.nan
                 if outside.any():
                     kept[(outside > 0) & (outside <= step)] = np.nan
                 sink.add(kept)
@@ -481,6 +486,8 @@ class SimulatorModule(nn.Module):
             dt=task.dt,
             coordinates=[torch.from_numpy(c.copy()).to(like) for c in domain.trained],
         )
+        if (valid := batch.valid) is not None and not task.steady:
+            batch = batch.with_state(batch.state.where(valid[:, None] > 0, 0.0))
         return batch, resampling
 
 

@@ -153,12 +153,14 @@ def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tu
         ("state", start.batch.state, statistics.state_mean, statistics.state_std),
         ("static", start.batch.static[:, None], statistics.static_mean, statistics.static_std),
     )
-    doubts = []
+    doubts, valid = [], start.batch.valid
+    counted = 1.0 if valid is None else valid.double().flatten(2)
     for role, frames, means, deviations in roles:
         for channel, name in enumerate(spec.channel_names(role)):
             mean, deviation = means[channel], max(deviations[channel], 1e-6 * abs(means[channel]))
             # (B, T, S): a channel that never changed is far away wherever it is not 0
             away = ((frames[:, :, channel].double() - mean) / (deviation or np.finfo(np.float64).tiny)).flatten(2)
+            away = away * counted  # the mask itself is constant elsewhere
             rms = away.square().mean(2).sqrt().amax(1).numpy()
             peak = away.abs().amax((1, 2)).numpy()
             samples = (rms > MAX_RMS) | (peak > MAX_PEAK)

@@ -245,7 +245,7 @@ def corrected(stepper: Stepper, name: str, step: PredictedStep, noise: Tensor) -
     num_steps = 1 if name == STUDENT else STEPS
     (drawn,) = endpoints(stepper, network, [step], [noise], num_steps)
     task = step.batch.task
-    return stepper.constrained(step.predicted + drawn * network.size(task, drawn), task)
+    return stepper.masked(stepper.constrained(step.predicted + drawn * network.size(task, drawn), task), step.batch)
 
 
 def flow_of(stepper: Stepper, name: str) -> FlowNetwork:

@@ -27,7 +27,7 @@ from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
-from ups.spec.batch import Batch, Memo
+from ups.spec.batch import Batch, Memo, valid_points
 from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
 
@@ -103,7 +103,7 @@ class Stepper(nn.Module):
             steps = self.configs[name].refine_steps if refine else 0
             for n, x in zip(mine, raw, strict=True):
                 batch = batches[n]
-                x = self._gained(x, batch.task, batch.space)
+                x = self.masked(self._gained(x, batch.task, batch.space), batch)
                 predictions[n] = self.refined(batch, x, steps) if steps and batch.task.residual else x
         return [predictions[n] for n in range(len(batches))]
 
@@ -170,7 +170,21 @@ class Stepper(nn.Module):
             x = constraints.without_shortest_waves(x, self.statistics[task.name].smooth_from)
         if task.divergence_free:
             x = constraints.without_divergence(x, self.normalization.change_scale(task, x), task)
-        return constraints.conserving(x, task) if self._conserve else x
+        return constraints.conserving(x, task) if self._conserve and not task.mask else x
+
+    def masked(self, prediction: Tensor, batch: Batch) -> Tensor:
+        """A prediction that keeps holes at 0, and conserves what it should in the rest."""
+        valid, task = batch.valid, batch.task
+        if valid is None:
+            return prediction
+        if task.steady:
+            nothing = self.normalization.normalize("target", task, torch.zeros_like(prediction), 1)
+            return prediction.where(valid > 0, nothing)
+        change = prediction * valid
+        if not self._conserve:
+            return change
+        share = valid.flatten(1).mean(1).reshape(-1, *[1] * (valid.ndim - 1)).clamp_min(1e-9)
+        return change - valid * (change - constraints.conserving(change, task)) / share
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
@@ -192,7 +206,9 @@ class Stepper(nn.Module):
         if static.shape[1] or task.steady:
             parts.append(memo.once("static", lambda: self.normalization.normalize("static", task, static, 1)))
         if not task.steady:
-            parts.append(self.normalization.normalize("state", task, state, 2).flatten(1, 2))
+            given = self.normalization.normalize("state", task, state, 2)
+            valid = valid_points(task, static)
+            parts.append((given if valid is None else given * valid[:, None]).flatten(1, 2))
         fields = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return fields, memo.once("channels", lambda: self._channels(task))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ups.data.open import open_task
 from ups.data.validate import trajectories_in_train
 from ups.errors import ConfigError
+from ups.evaluation.metrics import without_holes
 from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs, weights_of
 from ups.formats.base import Reader
 from ups.formats.held_out import HeldOutElsewhere
@@ -149,6 +150,7 @@ def _followed(
 ) -> Rollouts:
     task, ends, places = batch.task, period_ends(leads[-1]), {lead: place for place, lead in enumerate(leads)}
     watched, weights = Watched(stepper), weights_of(reader)
+    weights = without_holes(weights, batch.valid)
     weights = None if weights is None else weights.to(truth)
 
     def table(rows: int, columns: int, value: float) -> Tensor:

@@ -130,10 +130,12 @@ class RemoteSimulator:
                     yield _loaded(store, done, frames)
                 done = frames
 
-    def query(self, result: Any, points: Any, times: Any = None, *, task: str | None = None) -> xarray.Dataset:
+    def query(
+        self, result: Any, points: Any, times: Any = None, *, task: str | None = None, in_time: str | None = None
+    ) -> xarray.Dataset:
         """Values of a rollout at points (N, axes) and some of its times, computed here."""
         spec = self.task(task or getattr(result, "attrs", {}).get("task"))
-        return query_result(result, points, times, spec, self._grids[spec.name])
+        return query_result(result, points, times, spec, self._grids[spec.name], in_time)
 
     def _request(self, state: Any, steps: int, parameters: Any, options: dict[str, Any]) -> tuple[bytes, int]:
         """The body, and how many values the result has."""

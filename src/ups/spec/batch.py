@@ -156,6 +156,11 @@ class Batch:
         return int(self.numbers.shape[0])
 
     @property
+    def valid(self) -> torch.Tensor | None:
+        """(B, 1, *S): 1 where fields have values, 0 in holes; None for a task without a mask."""
+        return valid_points(self.task, self.static)
+
+    @property
     def space(self) -> tuple[int, ...]:
         """(X,), (X, Y) or (X, Y, Z)."""
         return tuple(int(c.shape[0]) for c in self.coordinates)
@@ -208,6 +213,14 @@ class Batch:
             return x.repeat_interleave(times, dim=0)
 
         return self.map_tensors(repeat, numbers=repeat)
+
+
+def valid_points(task: TaskSpec, static: torch.Tensor) -> torch.Tensor | None:
+    """(B, 1, *S) of static fields (B, Cs, *S): 1 where fields have values, 0 in holes; None without a mask."""
+    if not task.mask:
+        return None
+    channel = task.channel_names("static").index(task.mask)
+    return (static[:, channel : channel + 1] <= 0).to(static)
 
 
 # Taken from the class, so that a tensor that is added to it is not forgotten anywhere.

@@ -171,6 +171,8 @@ class TaskSpec:
     symmetries: transformations of the domain that map solutions to solutions.
     boundary_values: of the predicted fields, where the first or the last point of an axis lies on the boundary.
     residual: the discretized equation of a steady task, by name (`ups.models.constraints`); '' if it has none.
+    mask: the static field that is 1 in holes of the domain (obstacles, land), where no other field has a value; '' if
+    there are none. Readers give 0 for those values, models keep them, and neither losses nor scores count them.
     """
 
     name: Name
@@ -188,12 +190,14 @@ class TaskSpec:
     divergence_free: Names = ()
     boundary_values: Annotated[tuple[BoundaryValue, ...], Field(max_length=MAX_FIELDS)] = ()
     residual: Residual = ""
+    mask: Annotated[str, StringConstraints(strict=True, max_length=64)] = ""
 
     def __post_init__(self) -> None:
         self._check_names()
         self._check_time()
         self._check_constraints()
         self._check_boundary_values()
+        self._check_mask()
 
     def _check_names(self) -> None:
         channels = [name for role in get_args(Role) for name in self.channel_names(role)]
@@ -243,6 +247,14 @@ class TaskSpec:
         if len(set(ends)) != len(ends):
             raise DataError(f"task '{self.name}' has two boundary values for one end of a channel")
 
+    def _check_mask(self) -> None:
+        scalars = [f.name for f in self.fields if f.role == "static" and not f.tensor_rank]
+        if self.mask and (self.mask not in scalars or self.divergence_free or self.residual):
+            raise DataError(
+                f"task '{self.name}' has the mask '{self.mask}': that needs a static scalar field of this name, and no "
+                "divergence_free or residual, which are for domains without holes"
+            )
+
     @property
     def num_spatial_dims(self) -> int:
         return len(self.axes)
@@ -273,7 +285,7 @@ class TaskSpec:
         data = asdict(self)
         if self.dt_range is None:  # as a task was written before there was one
             del data["dt_range"]
-        for name in ("positive", "divergence_free", "boundary_values", "residual"):
+        for name in ("positive", "divergence_free", "boundary_values", "residual", "mask"):
             if not data[name]:
                 del data[name]
         return data

@@ -315,6 +315,9 @@ class OperatorStage(UnrolledStage):
             # the denominator large.
             reference = stepper.scaled_change(batch.state[:, at - 1], batch.state[:, at], task)
             fields = batch.state[:, at - 1 : at + 1]
+        if (valid := batch.valid) is not None:  # means over all points are then means over those with values
+            valid = valid / valid.flatten(1).mean(1).sqrt().reshape(-1, *[1] * (valid.ndim - 1)).clamp_min(1e-9)
+            error, reference, fields = error * valid, reference * valid, fields * valid[:, None]
         units = functools.partial(in_field_units, stepper, task, error, fields)
         losses = {"loss": self._loss(Prediction(error, reference, self.config.relative_floor, units))}
         if self.config.conservation_weight:

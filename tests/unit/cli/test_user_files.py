@@ -19,6 +19,7 @@ import zarr
 
 import ups
 from ups.cli.main import run
+from ups.config.schema import TaskConfig
 from ups.data.normalize import compute_statistics, ensure_statistics
 from ups.data.open import open_paths, open_task
 from ups.errors import DataError
@@ -365,25 +366,50 @@ def obstacle_of_each_run() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("values", "attributes", "words"),
+    ("values", "attributes"),
     [
-        (obstacle(), {}, "25 of 320 values of a frame are not finite in every frame"),
-        (obstacle_of_each_run(), {}, "25 of 320 values of a frame are not finite in every frame"),
-        (obstacle(-9999), {}, "25 of 320 values of a frame are -9999, far from all others, in every frame"),
-        (obstacle(-9999), {"_FillValue": -9999.0}, "25 of 320 values of a frame are not finite in every frame"),
-        (obstacle(1e20), {"missing_value": 1e20}, "25 of 320 values of a frame are not finite in every frame"),
+        (obstacle(), {}),
+        (obstacle_of_each_run(), {}),
+        (obstacle(-9999), {"_FillValue": -9999.0}),
+        (obstacle(1e20), {"missing_value": 1e20}),
     ],
 )
-def test_an_obstacle_is_recognized(
-    values: Any, attributes: dict[str, float], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_obstacle_is_a_mask(values: Any, attributes: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
     with h5py.File("flow.h5", "w") as file:
         file["u"], file["t"] = values, T
         file["u"].attrs.update(attributes)
-    assert _init("flow.h5") == 4
+    assert _init("flow.h5") == 0
+    reader = open_task(ups.load_recipe("mine/recipe.yaml").data.tasks[0])
+    assert reader.task.mask == "mask"
+    for trajectory in (0, 1):
+        window = reader.read("train", trajectory, 3, 2)
+        assert window.static.sum() == 25
+        assert (window.state[:, :, window.static[0] > 0] == 0).all()
+        assert np.count_nonzero(window.state[0]) >= 290
+    ups.import_data("flow.h5", "s.zarr", task="mine/task.yaml")
+    again = open_task(TaskConfig(name="flow", path="s.zarr"))
+    assert again.task.mask == "mask"
+    np.testing.assert_array_equal(again.read("train", 1, 3, 2).state, window.state)
+    statistics = compute_statistics(reader)
+    assert statistics.static_std == (0.0,)
+    assert statistics.state_std[0] == pytest.approx(np.nanstd(obstacle()), rel=0.1)
+
+
+def test_a_number_far_from_all_others_is_no_mask_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("flow.npz", u=obstacle(-9999), t=T)
+    assert _init("flow.npz") == 4
     error = capsys.readouterr().err
-    assert words in error
-    assert "static field" in error
+    assert "25 of 320 values of a frame are -9999, far from all others, in every frame" in error
+    assert "mask: mask" in error
+
+
+def test_a_mask_may_be_an_array(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("flow.npz", u=FLOW, t=T, land=DISK.astype(float))
+    page = "fields: [{name: u}, {name: land, role: static, dims: [x, y]}]\naxes: [{name: x}, {name: y}]\n"
+    Path("task.yaml").write_text(page + "dims: [trajectory, time, x, y]\ntimes: t\nmask: land\n")
+    assert _init("flow.npz") == 0
+    window = open_task(ups.load_recipe("mine/recipe.yaml").data.tasks[0]).read("train", 0, 0, 2)
+    assert ((window.state[0, 0] == 0) == DISK).all()
 
 
 def test_an_obstacle_of_a_static_field_is_recognized(capsys: pytest.CaptureFixture[str]) -> None:

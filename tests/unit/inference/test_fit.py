@@ -44,12 +44,12 @@ def test_waves_that_the_grid_holds_are_exact(first: float) -> None:
 
 
 @pytest.mark.parametrize("boundary", ["wall", "open", "dirichlet", "unknown", "neumann"])
-def test_other_axes_are_linear_up_to_their_ends(boundary: Boundary) -> None:
+def test_other_axes_are_limited_up_to_their_ends(boundary: Boundary) -> None:
     nodes = np.linspace(0, 2, 9) if boundary == "neumann" else centers(8)
     found = Interpolant(task_on(boundary), [nodes], [nodes], [0.0, 0.7, 2.0])(torch.from_numpy(3 * nodes - 1))
     np.testing.assert_allclose(found.numpy(), [-1, 1.1, 5], atol=1e-12)
     shock = torch.from_numpy((nodes > 1).astype(float))
-    inside = Interpolant(task_on(boundary), [nodes], [nodes], np.linspace(0.2, 1.8, 50))(shock)
+    inside = Interpolant(task_on(boundary), [nodes], [nodes], np.linspace(0, 2, 200))(shock)
     assert -1e-12 <= inside.min() <= inside.max() <= 1 + 1e-12
 
 
@@ -65,7 +65,7 @@ def test_a_point_outside_and_a_time_between_frames_are_refused() -> None:
         BundleError, match=r"1 points are outside of the domain, the first with x = 2.1; expected 0 to 2"
     ):
         Interpolant(task_on("wall"), [centers(8)], [centers(8)], [0.1, 2.1])
-    with pytest.raises(BundleError, match=r"no frame at time 0.15; frames are at \[0.1 0.2 0.3\]"):
+    with pytest.raises(BundleError, match=r"no frame at time 0.15; the nearest are at 0.1 and 0.2"):
         frame_numbers([0.1, 0.15], np.array([0.1, 0.2, 0.3]), 0.1)
     assert frame_numbers(0.3 + 1e-9, np.array([0.1, 0.2, 0.3]), 0.1) == [2]
 
