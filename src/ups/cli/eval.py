@@ -27,6 +27,10 @@ DataOption = Annotated[
         help="Take other trajectories of a task, of this data; needed for a bundle; may be given many times.",
     ),
 ]
+BreakEvenOption = Annotated[
+    bool,
+    typer.Option("--break-even", help="Also measure after how many solves the model has paid; takes minutes."),
+]
 RecipeDataOption = Annotated[
     bool, typer.Option("--recipe-data", help="Open the data that the recipe in a bundle names, and print which.")
 ]
@@ -55,9 +59,14 @@ def evaluate(
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Draw report/index.html too.")] = True,
-    solver_cost: Annotated[
-        bool, typer.Option("--solver-cost", help="Also measure what the same error costs the solver; takes minutes.")
-    ] = False,
+    break_even: BreakEvenOption = False,
+    solve_seconds: Annotated[
+        float | None, typer.Option(min=0, help="For --break-even: what a solve of your own solver takes.")
+    ] = None,
+    training_seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="For --break-even: of training and tuning; default what the run took."),
+    ] = None,
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
@@ -76,7 +85,9 @@ def evaluate(
         recipe_data=recipe_data,
         start_frame=start_frame,
         max_trajectories=trajectories,
-        solver_cost=solver_cost,
+        break_even=break_even,
+        solve_seconds=solve_seconds,
+        training_seconds=training_seconds,
         progress=not json,
     )
     if not json:
@@ -180,6 +191,7 @@ def bundle(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run.")],
     out: Annotated[str | None, typer.Option(help="Directory of the bundle; default RUN/bundle.")] = None,
     trajectories: Annotated[int, typer.Option(help="Test trajectories of each task to score.", min=1)] = 64,
+    break_even: BreakEvenOption = False,
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
@@ -188,7 +200,9 @@ def bundle(
     from ups.run.scoring import bundle_of_run, score_lines
 
     with ProgressLine(quiet=json) as line:
-        path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories, line.count)
+        path, results = bundle_of_run(
+            run, Path(out) if out is not None else None, trajectories, line.count, break_even=break_even
+        )
     if json:
         report({"bundle": str(path), "results": to_json(results), "warnings": stored_warnings(path)[1]})
         return

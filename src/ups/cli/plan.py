@@ -34,6 +34,10 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also train a few steps of each stage here, on one rank.")
     ] = False,
+    break_even: Annotated[
+        bool,
+        typer.Option("--break-even", help="Also predict after how many solves the model has paid; takes minutes."),
+    ] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -45,12 +49,15 @@ def plan(
     from ups.plan.devices import HOURS_BETWEEN_FAILURES, this_gpu
     from ups.plan.devices import gpu as gpu_of
     from ups.run.assemble import open_data
-    from ups.run.planning import Circumstances, measure_stages, plan_run
+    from ups.run.planning import Circumstances, measure_stages, plan_run, predict_break_even
+    from ups.solvers.problem import require_solvers
 
     checked = resolve(recipe_file(recipe), set).recipe
     if measure and gpu is not None:
         raise ConfigError("--measure is of this machine, and --gpu names another", hint="leave one of them out")
     check_ranks(checked, gpus)
+    if break_even:
+        require_solvers()
     gpu = gpu if gpu is not None or checked.engine.device == "cpu" else this_gpu()
     if gpu is not None:
         device = gpu_of(gpu, checked.engine.precision, network)
@@ -70,6 +77,8 @@ def plan(
         planned = plan_run(checked, opened, circumstances)
         if measure:
             planned["measured"] = measure_stages(checked, opened)
+        if break_even:
+            planned["break_even"] = predict_break_even(checked, opened, planned["training_seconds"] * gpus)
     if json:
         report(planned)
         return
@@ -94,6 +103,10 @@ def show(planned: dict[str, Any]) -> None:
             f"\nmeasured, stage {number}, one rank on this machine: {_seconds(one['step_seconds'])} of CPU time "
             "for a step"
         )
+    if "break_even" in planned:
+        say(f"\n{styled('break-even', 'bold')}, predicted from an untrained model on one thread of this machine")
+    for task, one in planned.get("break_even", {}).items():
+        say(f"  {task}: {one.get('sentence') or one['reason']}")
     say("\nBytes and arithmetic are counted; times are estimates from peaks and assumed efficiencies: docs/plan.md")
 
 

@@ -158,7 +158,7 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], ends: float) -
         "best": {key: "" if key.startswith("num_") else best_predictor(result, key) for _, key, _ in columns},
         "plots": [*_curves_over_time(result), *_spectra(result)],
         "ensemble": _ensemble(result["ensemble"]) if "ensemble" in result else None,
-        "cost": _solver_cost(result["solver_cost"]) if "solver_cost" in result else None,
+        "cost": _break_even(result["break_even"]) if "break_even" in result else None,
         "details": _details(result),
         "pictures": _examples(pictures, ends),
     }
@@ -225,9 +225,9 @@ def _ensemble(ensemble: Mapping[str, Any]) -> dict[str, Any]:
     return {**ensemble, "plots": plots}
 
 
-def _solver_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
-    if "settings" not in cost:
-        return {"settings": [], "reason": cost["reason"]}
+def _break_even(cost: Mapping[str, Any]) -> dict[str, Any]:
+    if not cost.get("settings"):  # no solver of ours, or one whose cost is stated
+        return {"settings": [], "reason": cost.get("sentence") or cost["reason"]}
     ours = cost["model"]
     points = [(s["milliseconds"], s["error"], f"{s['points']} points") for s in cost["settings"]]
     chart = cost_figure(points, (ours["milliseconds"], ours["error"]), "Solver and model: error against cost")

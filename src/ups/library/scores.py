@@ -148,19 +148,22 @@ def evaluate(
     recipe_data: bool = False,
     start_frame: int | None = None,
     max_trajectories: int | None = None,
-    solver_cost: bool = False,
+    break_even: bool = False,
+    solve_seconds: float | None = None,
+    training_seconds: float | None = None,
     progress: bool = False,
 ) -> Scores:
     """Score a run (its newest checkpoint) or a bundle on held-out trajectories: whole rollouts from the start frame.
 
     tasks: only these. data: task -> another data set, whose held-out trajectories are scored instead, and only these.
     A bundle needs it; recipe_data: open what the recipe of the bundle names, wherever that is.
-    max_trajectories: the most of each task. solver_cost: also measure what the same error costs the solver that
-    made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
+    max_trajectories: the most of each task. break_even: also measure after how many solves the model has paid (takes
+    minutes): next to our solvers, or to a solver of yours of which a solve takes solve_seconds. training_seconds: of
+    training and tuning; default what the run took. With `progress` a line shows how far it is. Writes nothing.
     """
     if split not in HELD_OUT:
         raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")
-    if solver_cost:
+    if break_even and solve_seconds is None:
         require_solvers()
     name = _name_of(model)
     with ProgressLine(quiet=not progress) as line:
@@ -177,7 +180,9 @@ def evaluate(
             start_frame=start_frame,
             max_trajectories=max_trajectories,
             tasks=tasks,
-            solver_cost=solver_cost,
+            break_even=break_even,
+            solve_seconds=solve_seconds,
+            training_seconds=training_seconds,
             progress=line.count,
         )
     return Scores(trained.name, trained.identity, results, folder, trained, time.monotonic() - began)

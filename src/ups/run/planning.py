@@ -23,6 +23,8 @@ from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.data.sampler import Cut
 from ups.distributed.runtime import Runtime
+from ups.evaluation.cost import break_even
+from ups.evaluation.rollout import RolloutPlan
 from ups.plan.devices import GPUS_PER_HOST, HOURS_BETWEEN_FAILURES, OF_FREE_MEMORY, Device, Outlook, outlook, traffic
 from ups.plan.rehearsal import Kind, Rehearsal, rehearse
 from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
@@ -271,6 +273,20 @@ def measure_stages(recipe: Recipe, opened: OpenData, steps: int = 4) -> list[dic
         return [
             {"step_seconds": measure_steps(alone, opened, runtime, index, steps)} for index in range(len(recipe.stages))
         ]
+
+
+def predict_break_even(recipe: Recipe, opened: OpenData, training_seconds: float) -> dict[str, dict[str, Any]]:
+    """Task -> what `ups.evaluation.cost` says before the training: measured costs, and a guess of the error."""
+    model, _ = bare_stage(recipe, opened, len(recipe.stages) - 1)
+    predicted = {}
+    for reader in opened.readers:
+        split = next(name for name in ("test", "valid", "train") if reader.splits.get(name))
+        plan = RolloutPlan.whole(reader, recipe.data.context_frames, split=split)
+        seconds = training_seconds / len(opened.readers)
+        predicted[reader.task.name] = break_even(
+            reader, plan, model.eval(), split=split, trained=False, training_seconds=seconds
+        )
+    return predicted
 
 
 class _Clock(Hook):

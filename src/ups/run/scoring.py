@@ -16,7 +16,7 @@ from typing import Any, cast
 from ups.data.validate import trajectories_in_train
 from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.cost import BATCH_SIZE, model_milliseconds
-from ups.evaluation.cost import solver_cost as solver_cost_of
+from ups.evaluation.cost import break_even as break_even_of
 from ups.evaluation.ensemble import score_ensemble
 from ups.evaluation.figures import Example, examples
 from ups.evaluation.report import write_report
@@ -50,13 +50,16 @@ def score(
     start_frame: int | None = None,
     max_trajectories: int | None = None,
     tasks: Sequence[str] = (),
-    solver_cost: bool = False,
+    break_even: bool = False,
+    solve_seconds: float | None = None,
+    training_seconds: float | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame.
 
     Scores of a model that is an ensemble are those of its central member; its members are scored together next to it.
-    solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
+    break_even: also measure after how many solves the model has paid (takes minutes; see `ups.evaluation.cost`);
+    solve_seconds: what a solve costs the user; training_seconds: of all tasks, default what the run took.
     """
     results = []
     for reader in trained.readers:
@@ -70,11 +73,16 @@ def score(
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
         if has_members(trained.stepper, reader.task):
             result["ensemble"] = _ensemble(trained, reader, plan, split, max_trajectories, progress)
-        if solver_cost:
-            error = float(result["predictors"][MODEL]["summary"]["trmse"])
-            count = int(result["protocol"]["num_trajectories"])
-            result["solver_cost"] = solver_cost_of(
-                reader, plan, trained.stepper, error, split=split, max_trajectories=count, progress=progress
+        if break_even:
+            seconds = training_seconds if training_seconds is not None else trained.training_seconds
+            result["break_even"] = break_even_of(
+                reader,
+                plan,
+                trained.stepper,
+                split=split,
+                training_seconds=None if seconds is None else seconds / len(trained.stepper.tasks),
+                solve_seconds=solve_seconds,
+                progress=progress,
             )
         results.append(result)
     return results
@@ -218,7 +226,7 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
     lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]
     lines += [styled(f"warning: {leak_words(result)}", "yellow") for result in results if result.get("in_train")]
     lines += [f"{r['task']}: {ensemble_words(r['ensemble'])}" for r in results if "ensemble" in r]
-    costs = [(r["task"], r["solver_cost"]) for r in results if "solver_cost" in r]
+    costs = [(r["task"], r["break_even"]) for r in results if "break_even" in r]
     lines += [f"{task}: {cost.get('sentence') or cost['reason']}" for task, cost in costs]
     return "\n".join(lines)
 
@@ -286,11 +294,16 @@ SCORED_TRAJECTORIES = 64
 
 
 def bundle_of_run(
-    run: str, out: Path | None = None, max_trajectories: int = SCORED_TRAJECTORIES, progress: Progress | None = None
+    run: str,
+    out: Path | None = None,
+    max_trajectories: int = SCORED_TRAJECTORIES,
+    progress: Progress | None = None,
+    *,
+    break_even: bool = False,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
     trained = load_trained(run)
-    results = score(trained, max_trajectories=max_trajectories, progress=progress)
+    results = score(trained, max_trajectories=max_trajectories, break_even=break_even, progress=progress)
     return make_bundle(out or RunDir(find_model(run)).bundle, trained, results), results
 
 
@@ -322,9 +335,14 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     if not result["steady"]:
         words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
     members = {"ensemble": ensemble_words(result["ensemble"])} if "ensemble" in result else {}
-    return members | {
-        "protocol": words,
-        "num_steps": plan["num_steps"],
-        "headline": [line.to_json() for line in headlines(result)],
-        "predictors": {name: predictor["summary"] for name, predictor in result["predictors"].items()},
-    }
+    pays = {"break_even": result["break_even"].get("sentence", "")} if "break_even" in result else {}
+    return (
+        members
+        | pays
+        | {
+            "protocol": words,
+            "num_steps": plan["num_steps"],
+            "headline": [line.to_json() for line in headlines(result)],
+            "predictors": {name: predictor["summary"] for name, predictor in result["predictors"].items()},
+        }
+    )

@@ -57,7 +57,8 @@ class Trained:
 
     identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known. stages: as
     a bundle has them (`ups.inference.bundle`). elsewhere: the data is not that of the training. made_with: of a run,
-    what decides the bits of its training besides recipe and data.
+    what decides the bits of its training besides recipe and data. training_seconds: of all ranks of a run, if they
+    were counted.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Trained:
     stages: Sequence[Mapping[str, Any]] = ()
     elsewhere: bool = False
     made_with: Mapping[str, str] = field(default_factory=dict)
+    training_seconds: float | None = None
 
 
 def load_trained(
@@ -222,7 +224,9 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     starts = {} if known is None else {n: text for n, text in known.data.items() if n.endswith(".start_from")}
     facts = made_with(path, recipe) | {f"weights {n}": sha256 for n, sha256 in starts.items()}
     model = (name, stepper.eval(), readers, recipe, resolved.text, identity, step)
-    return Trained(*model, stages=stage_gains(path, recipe), made_with=facts)
+    seconds = progress.earlier_seconds + progress.budget_used_seconds - progress.idle_seconds
+    seconds *= int(facts.get("ranks", 1))
+    return Trained(*model, stages=stage_gains(path, recipe), made_with=facts, training_seconds=seconds or None)
 
 
 def made_with(run_dir: Path, recipe: Recipe) -> dict[str, str]:

@@ -8,9 +8,12 @@ Shapes: n trajectories, R stored and N solver cells per axis.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from ups.solvers.problem import Draws, Float64, Solution, block_mean, cell_centers, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, block_mean, cell_centers, namespace, solver_points, stored
 from ups.spec.task import TaskSpec
 
 LOW, HIGH = 3.0, 12.0
@@ -45,6 +48,59 @@ def two_phase_medium(draws: Draws, resolution: int, extent: float) -> Float64:
     basis[0] /= np.sqrt(2.0)
     field = np.einsum("nij,ix,jy->nxy", normal * spectrum, basis, basis, optimize=True)
     return np.where(field > 0, HIGH, LOW)
+
+
+def iterate(
+    medium: Float64,
+    extent: float,
+    iterations: int,
+    repeat: Callable[[int, int, Callable[[Any, Any], Any], Any], Any] | None = None,
+) -> Float64:
+    """The same equation with a source of 1 for media (n, N, N) by conjugate gradients.
+
+    Preconditioned by the Laplacian, inverted in sine modes: the error falls at least threefold with each iteration
+    for a contrast of 4, so few iterations are cheaper than a factorization. repeat: `jax.lax.fori_loop`, where JAX
+    compiles this.
+    """
+    xp, cells = namespace(medium), medium.shape[-1]
+    modes = np.arange(1, cells + 1)
+    sines = np.sqrt(2.0 / cells) * np.sin(np.pi / cells * modes[:, None] * (np.arange(cells) + 0.5))
+    sines[-1] /= np.sqrt(2.0)
+    laplacian = 2.0 - 2.0 * np.cos(np.pi / cells * modes)
+    laplacian = laplacian[:, None] + laplacian
+    faces = []
+    for axis in (1, 2):
+        a = xp.moveaxis(medium, axis, -1)
+        inner = 2.0 * a[..., :-1] * a[..., 1:] / (a[..., :-1] + a[..., 1:])
+        # The boundary is half a cell away from the center.
+        faces.append(xp.moveaxis(xp.concatenate([2.0 * a[..., :1], inner, 2.0 * a[..., -1:]], axis=-1), -1, axis))
+
+    def divergence(u: Float64) -> Float64:
+        along_x = xp.diff(faces[0] * xp.diff(xp.pad(u, ((0, 0), (1, 1), (0, 0))), axis=1), axis=1)
+        along_y = xp.diff(faces[1] * xp.diff(xp.pad(u, ((0, 0), (0, 0), (1, 1))), axis=2), axis=2)
+        return -(along_x + along_y)
+
+    def dot(a: Float64, b: Float64) -> Float64:
+        return (a * b).sum(axis=(1, 2), keepdims=True)
+
+    solution, residual = xp.zeros_like(medium), xp.full_like(medium, (extent / cells) ** 2)
+    direction, before = xp.zeros_like(medium), xp.ones_like(medium[:, :1, :1])
+
+    def improve(_: Any, state: tuple[Float64, ...]) -> tuple[Float64, ...]:
+        solution, residual, direction, before = state
+        improved = sines.T @ ((sines @ residual @ sines.T) / laplacian) @ sines
+        size = dot(residual, improved)
+        direction = improved + size / before * direction
+        change = divergence(direction)
+        step = size / dot(direction, change)
+        return solution + step * direction, residual - step * change, direction, size
+
+    state: tuple[Float64, ...] = (solution, residual, direction, before)
+    if repeat is not None:
+        return repeat(0, iterations, improve, state)[0]
+    for number in range(iterations):
+        state = improve(number, state)
+    return state[0]
 
 
 def solve(medium: Float64, source: Float64, extent: float = 1.0) -> Float64:

@@ -9,10 +9,11 @@ Shapes: n trajectories, N solver points per axis at cell centers, coefficients o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, steps_of, stored
+from ups.solvers.problem import Draws, Float64, Solution, cell_centers, namespace, solver_points, steps_of, stored
 from ups.spec.task import TaskSpec
 
 DIFFUSIVITY_U = 1e-3
@@ -57,35 +58,43 @@ def evolve(
 
     Fourth order in the time step, which is at most `max_step`.
     """
-    points = fields.shape[-1]
     substeps = steps_of(dt, max_step)
-    step = dt / substeps
+    advance = stepper(fields.shape[-1], extent, dt / substeps, offset)
+    frames = [fields]
+    modes = to_modes(fields)
+    for _ in range(num_frames - 1):
+        for _ in range(substeps):
+            modes = advance(modes)
+        frames.append(to_values(modes))
+    return frames
+
+
+def stepper(points: int, extent: float, step: float, offset: float = OFFSET) -> Callable[[Float64], Float64]:
+    """A step of the cosine modes (2, n, N, N), of NumPy or of JAX."""
     wave = (np.pi / extent * np.arange(points)) ** 2
     decay = -(wave[:, None] + wave[None, :])
     rates = np.array([DIFFUSIVITY_U, DIFFUSIVITY_V])[:, None, None, None]
     half = np.exp(0.5 * step * rates * decay)
     whole = half**2
+    sink = np.zeros((2, 1, points, points))
+    sink[0, 0, 0, 0] = offset * points
 
     def reaction(modes: Float64) -> Float64:
         # Everything but the cube is linear, so one pair of transforms per stage is enough.
         u, v = modes
-        values = _to_values(u)
-        cube = _to_modes(values * values * values)
-        out = np.stack([u - cube - v, u - v])
-        out[0, ..., 0, 0] -= offset * points
+        values = to_values(u)
+        cube = to_modes(values * values * values)
+        out: Float64 = namespace(u).stack([u - cube - v, u - v]) - sink
         return out
 
-    frames = [fields]
-    modes = _to_modes(fields)
-    for _ in range(num_frames - 1):
-        for _ in range(substeps):
-            first = reaction(modes)
-            second = reaction(half * (modes + 0.5 * step * first))
-            third = reaction(half * modes + 0.5 * step * second)
-            fourth = reaction(whole * modes + step * half * third)
-            modes = whole * modes + step / 6 * (whole * first + 2 * half * (second + third) + fourth)
-        frames.append(_to_values(modes))
-    return frames
+    def advance(modes: Float64) -> Float64:
+        first = reaction(modes)
+        second = reaction(half * (modes + 0.5 * step * first))
+        third = reaction(half * modes + 0.5 * step * second)
+        fourth = reaction(whole * modes + step * half * third)
+        return whole * modes + step / 6 * (whole * first + 2 * half * (second + third) + fourth)
+
+    return advance
 
 
 def resample_cosine(fields: Float64, wanted: int) -> Float64:
@@ -95,18 +104,30 @@ def resample_cosine(fields: Float64, wanted: int) -> Float64:
         return fields
     num_modes = min(points, wanted)
     modes = np.zeros((*fields.shape[:-2], wanted, wanted))
-    modes[..., :num_modes, :num_modes] = _to_modes(fields)[..., :num_modes, :num_modes]
-    values: Float64 = _to_values(modes) * (wanted / points)
+    modes[..., :num_modes, :num_modes] = to_modes(fields)[..., :num_modes, :num_modes]
+    values: Float64 = to_values(modes) * (wanted / points)
     return values
 
 
-def _to_modes(values: Float64) -> Float64:
+def cosines(points: int) -> Float64:
+    """(modes, points): the orthonormal cosine transform; compiled, products are faster than FFTs here."""
+    modes = np.arange(points)[:, None]
+    matrix = np.sqrt(2.0 / points) * np.cos(np.pi / points * modes * (np.arange(points) + 0.5))
+    matrix[0] /= np.sqrt(2.0)
+    return matrix
+
+
+def to_modes(values: Float64) -> Float64:
     from scipy.fft import dctn
 
+    if not isinstance(values, np.ndarray):
+        return cosines(values.shape[-1]) @ values @ cosines(values.shape[-1]).T
     return np.asarray(dctn(values, type=2, norm="ortho", axes=(-2, -1)))
 
 
-def _to_values(modes: Float64) -> Float64:
+def to_values(modes: Float64) -> Float64:
     from scipy.fft import idctn
 
+    if not isinstance(modes, np.ndarray):
+        return cosines(modes.shape[-1]).T @ modes @ cosines(modes.shape[-1])
     return np.asarray(idctn(modes, type=2, norm="ortho", axes=(-2, -1)))

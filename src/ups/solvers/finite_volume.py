@@ -2,7 +2,8 @@
 
 Both use the monotonized central limiter and the two-stage strong-stability-preserving Runge-Kutta scheme. Arrays are
 (components, *cells, n): trajectories last, so that slices along any axis are contiguous. All trajectories of a batch
-advance with one time step. T frames, R stored cells per axis.
+advance with one time step. T frames, R stored cells per axis. Rates take the namespace of their input, so that JAX can
+compile them (`coarse_solver`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from ups.solvers.problem import Draws, Float64, Solution, block_mean, cell_centers, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, block_mean, cell_centers, namespace, solver_points, stored
 from ups.spec.task import TaskSpec
 
 Ends = Literal["open", "periodic", "wall"]
+# The time derivative of a state, and its largest stable step.
+Flow = tuple[Callable[[Float64], Float64], Callable[[Float64], Float64]]
 
 
 def cut(array: Float64, axis: int, start: int | None, stop: int | None, step: int | None = None) -> Float64:
@@ -25,23 +28,24 @@ def cut(array: Float64, axis: int, start: int | None, stop: int | None, step: in
 
 def limited_slope(backward: Float64, forward: Float64) -> Float64:
     """Monotonized central limiter: the central slope, at most twice each one-sided one, zero at an extremum."""
-    sign = np.copysign(0.5, backward) + np.copysign(0.5, forward)
-    size = np.minimum(2.0 * np.minimum(np.abs(backward), np.abs(forward)), np.abs(0.5 * (backward + forward)))
+    xp = namespace(backward)
+    sign = xp.copysign(0.5, backward) + xp.copysign(0.5, forward)
+    size = xp.minimum(2.0 * xp.minimum(xp.abs(backward), xp.abs(forward)), xp.abs(0.5 * (backward + forward)))
     slope: Float64 = sign * size
     return slope
 
 
 def with_ghosts(w: Float64, axis: int, ends: Ends, normal: int) -> Float64:
     """Two more cells at each end along `axis`; a wall mirrors the state and turns component `normal` round."""
+    join = namespace(w).concatenate
     if ends == "periodic":
-        return np.concatenate([cut(w, axis, -2, None), w, cut(w, axis, 0, 2)], axis=axis)
+        return join([cut(w, axis, -2, None), w, cut(w, axis, 0, 2)], axis=axis)
     if ends == "open":
         first, last = cut(w, axis, 0, 1), cut(w, axis, -1, None)
-        return np.concatenate([first, first, w, last, last], axis=axis)
-    before, after = cut(w, axis, 1, None, -1).copy(), cut(w, axis, -1, -3, -1).copy()
-    before[normal] *= -1.0
-    after[normal] *= -1.0
-    return np.concatenate([before, w, after], axis=axis)
+        return join([first, first, w, last, last], axis=axis)
+    sign = np.ones((len(w), *(1,) * (w.ndim - 1)), dtype=w.dtype)
+    sign[normal] = -1.0
+    return join([cut(w, axis, 1, None, -1) * sign, w, cut(w, axis, -1, -3, -1) * sign], axis=axis)
 
 
 def face_states(w: Float64, axis: int) -> tuple[Float64, Float64]:
@@ -59,7 +63,7 @@ def divergence(flux: Float64, axis: int, dx: float) -> Float64:
 
 
 def march(
-    u: Float64, dt: float, num_frames: int, rate: Callable[[Float64], Float64], limit: Callable[[Float64], float]
+    u: Float64, dt: float, num_frames: int, rate: Callable[[Float64], Float64], limit: Callable[[Float64], Float64]
 ) -> list[Float64]:
     """States at times 0, dt, ..., (num_frames - 1) dt by the two-stage strong-stability-preserving scheme.
 
@@ -70,7 +74,7 @@ def march(
     for _ in range(num_frames - 1):
         left = dt
         while left > 0:
-            steps = max(1, int(np.ceil(left / limit(u) - 1e-9)))
+            steps = max(1, int(np.ceil(left / float(limit(u)) - 1e-9)))
             step = left / steps
             middle = u + step * rate(u)
             u = 0.5 * (u + middle + step * rate(middle))
@@ -125,46 +129,53 @@ def primitive(u: Float64) -> Float64:
     """Mass, momentum, energy per volume -> density, velocity, pressure."""
     density, momentum, energy = u
     velocity = momentum / density
-    return np.stack([density, velocity, (GAMMA - 1) * (energy - 0.5 * momentum * velocity)])
+    return namespace(u).stack([density, velocity, (GAMMA - 1) * (energy - 0.5 * momentum * velocity)])
 
 
-def evolve_gas(u: Float64, dx: float, dt: float, num_frames: int, ends: Ends) -> list[Float64]:
-    """Conserved cell averages (3, N, n) at times 0, dt, ..., (num_frames - 1) dt."""
+def gas(dx: float, ends: Ends) -> Flow:
+    """Rate and largest stable step of conserved cell averages (3, N, n)."""
 
     def rate(u: Float64) -> Float64:
         left, right = face_states(with_ghosts(primitive(u), 1, ends, normal=1), 1)
         return divergence(hllc_flux(left, right), 1, dx)
 
-    def limit(u: Float64) -> float:
+    def limit(u: Float64) -> Float64:
         density, velocity, pressure = primitive(u)
-        return EULER_CFL * dx / float((np.abs(velocity) + np.sqrt(GAMMA * pressure / density)).max())
+        speed = abs(velocity) + namespace(u).sqrt(GAMMA * pressure / density)
+        return EULER_CFL * dx / speed.max()
 
-    return march(u, dt, num_frames, rate, limit)
+    return rate, limit
+
+
+def evolve_gas(u: Float64, dx: float, dt: float, num_frames: int, ends: Ends) -> list[Float64]:
+    """Conserved cell averages (3, N, n) at times 0, dt, ..., (num_frames - 1) dt."""
+    return march(u, dt, num_frames, *gas(dx, ends))
 
 
 def hllc_flux(left: Float64, right: Float64) -> Float64:
     """Flux through faces between primitive states (3, ...); resolves shocks and contacts (Toro, chapter 10)."""
+    xp = namespace(left)
     density_l, velocity_l, pressure_l = left
     density_r, velocity_r, pressure_r = right
-    sound_l, sound_r = np.sqrt(GAMMA * pressure_l / density_l), np.sqrt(GAMMA * pressure_r / density_r)
-    speed_l = np.minimum(velocity_l - sound_l, velocity_r - sound_r)
-    speed_r = np.maximum(velocity_l + sound_l, velocity_r + sound_r)
+    sound_l, sound_r = xp.sqrt(GAMMA * pressure_l / density_l), xp.sqrt(GAMMA * pressure_r / density_r)
+    speed_l = xp.minimum(velocity_l - sound_l, velocity_r - sound_r)
+    speed_r = xp.maximum(velocity_l + sound_l, velocity_r + sound_r)
     inflow_l, inflow_r = density_l * (speed_l - velocity_l), density_r * (speed_r - velocity_r)
     speed_star = (pressure_r - pressure_l + velocity_l * inflow_l - velocity_r * inflow_r) / (inflow_l - inflow_r)
 
     # Only the upwind side of the contact matters, so one side is chosen before the star state is formed.
     from_left = speed_star >= 0
-    density, velocity, pressure = np.where(from_left, left, right)
-    inflow = np.where(from_left, inflow_l, inflow_r)
-    wave_speed = np.where(from_left, speed_l, speed_r)
+    density, velocity, pressure = xp.where(from_left, left, right)
+    inflow = xp.where(from_left, inflow_l, inflow_r)
+    wave_speed = xp.where(from_left, speed_l, speed_r)
     # Zero where the whole fan moves one way: then the plain flux remains.
-    speed = np.where(from_left, np.minimum(speed_l, 0.0), np.maximum(speed_r, 0.0))
+    speed = xp.where(from_left, xp.minimum(speed_l, 0.0), xp.maximum(speed_r, 0.0))
 
     momentum = density * velocity
     energy = pressure / (GAMMA - 1) + 0.5 * momentum * velocity
     star_density = inflow / (wave_speed - speed_star)
     star_energy = star_density * (energy / density + (speed_star - velocity) * (speed_star + pressure / inflow))
-    return np.stack(
+    return xp.stack(
         [
             momentum + speed * (star_density - density),
             momentum * velocity + pressure + speed * (star_density * speed_star - momentum),
@@ -207,34 +218,42 @@ def dam_break(draws: Draws, cells: int, extent: float) -> Float64:
     return np.stack([depth, np.zeros_like(depth), np.zeros_like(depth)])
 
 
-def evolve_water(u: Float64, dx: float, dt: float, num_frames: int) -> list[Float64]:
-    """Cell averages (3, X, Y, n) at times 0, dt, ..., (num_frames - 1) dt."""
+def water(dx: float) -> Flow:
+    """Rate and largest stable step of cell averages (3, X, Y, n)."""
 
     def rate(u: Float64) -> Float64:
-        w = np.concatenate([u[:1], u[1:] / u[:1]])
+        w = namespace(u).concatenate([u[:1], u[1:] / u[:1]])
         return _water_rate_along(w, 1, dx) + _water_rate_along(w, 2, dx)
 
-    def limit(u: Float64) -> float:
-        speed = np.maximum(np.abs(u[1]), np.abs(u[2])) / u[0] + np.sqrt(GRAVITY * u[0])
-        return SWE_CFL * dx / float(speed.max())
+    def limit(u: Float64) -> Float64:
+        xp = namespace(u)
+        speed = xp.maximum(abs(u[1]), abs(u[2])) / u[0] + xp.sqrt(GRAVITY * u[0])
+        return SWE_CFL * dx / speed.max()
 
-    return march(u, dt, num_frames, rate, limit)
+    return rate, limit
+
+
+def evolve_water(u: Float64, dx: float, dt: float, num_frames: int) -> list[Float64]:
+    """Cell averages (3, X, Y, n) at times 0, dt, ..., (num_frames - 1) dt."""
+    return march(u, dt, num_frames, *water(dx))
 
 
 def _water_rate_along(w: Float64, axis: int, dx: float) -> Float64:
     """What the fluxes along array axis 1 (x) or 2 (y) add to the time derivative; component `axis` is along it."""
+    xp = namespace(w)
     left, right = face_states(with_ghosts(w, axis, "wall", normal=axis), axis)
     mass, along, across = _water_flux(left, right, axis, 3 - axis)
-    return divergence(np.stack([mass, along, across] if axis == 1 else [mass, across, along]), axis, dx)
+    return divergence(xp.stack([mass, along, across] if axis == 1 else [mass, across, along]), axis, dx)
 
 
 def _water_flux(left: Float64, right: Float64, along: int, across: int) -> tuple[Float64, Float64, Float64]:
     """HLL flux of mass, momentum along and momentum across, between states (3, ...) of depth and velocity."""
+    xp = namespace(left)
     depth_l, along_l = left[0], left[along]
     depth_r, along_r = right[0], right[along]
-    wave_l, wave_r = np.sqrt(GRAVITY * depth_l), np.sqrt(GRAVITY * depth_r)
-    speed_l = np.minimum(np.minimum(along_l - wave_l, along_r - wave_r), 0.0)
-    speed_r = np.maximum(np.maximum(along_l + wave_l, along_r + wave_r), 0.0)
+    wave_l, wave_r = xp.sqrt(GRAVITY * depth_l), xp.sqrt(GRAVITY * depth_r)
+    speed_l = xp.minimum(xp.minimum(along_l - wave_l, along_r - wave_r), 0.0)
+    speed_r = xp.maximum(xp.maximum(along_l + wave_l, along_r + wave_r), 0.0)
     weight = 1.0 / (speed_r - speed_l)
     product = speed_l * speed_r
     momentum_l, momentum_r = depth_l * along_l, depth_r * along_r
@@ -242,4 +261,4 @@ def _water_flux(left: Float64, right: Float64, along: int, across: int) -> tuple
     push_r = momentum_r * along_r + (0.5 * GRAVITY) * depth_r * depth_r
     mass = (speed_r * momentum_l - speed_l * momentum_r + product * (depth_r - depth_l)) * weight
     push = (speed_r * push_l - speed_l * push_r + product * (momentum_r - momentum_l)) * weight
-    return mass, push, mass * np.where(mass > 0, left[across], right[across])
+    return mass, push, mass * xp.where(mass > 0, left[across], right[across])

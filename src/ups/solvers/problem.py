@@ -147,6 +147,11 @@ def require_solvers(doing: str = "starting a solver from stored frames") -> None
             raise MissingExtraError.of("generate", package, doing)
 
 
+def namespace(array: Float64) -> Any:
+    """NumPy, or jax.numpy for an array that JAX traces."""
+    return np if isinstance(array, np.ndarray) else array.__array_namespace__()
+
+
 def steps_of(duration: float, longest: float) -> int:
     """The least number of equal steps of at most `longest`."""
     return max(1, math.ceil(duration / longest - 1e-9))

@@ -80,7 +80,7 @@ def burgers(start: Float64, viscosity: Float64, dt: float, num_frames: int, subs
     The default time step keeps |u| k dt below 2.1 for |u| <= 2, inside the stability region of the scheme (2.8).
     """
     substeps = substeps or burgers_substeps(start.shape[-1], dt)
-    return _solve_1d("burgers", start, viscosity[:, None], 1.0, dt, num_frames, substeps)
+    return solve_1d("burgers", start, viscosity[:, None], 1.0, dt, num_frames, substeps)
 
 
 def burgers_substeps(points: int, dt: float) -> int:
@@ -108,7 +108,7 @@ def kuramoto_sivashinsky(
 ) -> Complex128:
     """u_t + u u_x + u_xx + u_xxxx = 0: (n, N) -> (n, T, N // 2 + 1) rfft coefficients after `skipped` frames."""
     substeps = substeps or steps_of(dt, KS_STEP)
-    return _solve_1d("ks", start, np.zeros((start.shape[0], 1)), extent, dt, num_frames, substeps, skipped)
+    return solve_1d("ks", start, np.zeros((start.shape[0], 1)), extent, dt, num_frames, substeps, skipped)
 
 
 def reacdiff1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
@@ -134,7 +134,7 @@ def fisher_kpp(
 ) -> Complex128:
     """u_t = nu u_xx + rho u (1 - u), parameters (n, 2) = nu, rho: (n, N) -> (n, T, N // 2 + 1) rfft coefficients."""
     substeps = substeps or steps_of(dt, REACDIFF_STEP)
-    return _solve_1d("fisher", start, parameters, extent, dt, num_frames, substeps)
+    return solve_1d("fisher", start, parameters, extent, dt, num_frames, substeps)
 
 
 def ns2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
@@ -163,6 +163,8 @@ def navier_stokes(
     *,
     skipped: int = 0,
     substeps: int | None = None,
+    order: int = 4,
+    single: bool = False,
 ) -> Complex128:
     """w_t + v . grad w = viscosity lap w - drag w + curl of (forcing sin(4 y), 0), with curl v = w and div v = 0.
 
@@ -170,7 +172,7 @@ def navier_stokes(
     2 pi if it is not zero. The default time step keeps |v| k dt below 2.2 for |v| <= 4.
     """
     substeps = substeps or ns_substeps(start.shape[-1], dt)
-    run = _compiled("vorticity", start.shape[-1], extent, num_frames)
+    run = _compiled("vorticity", start.shape[-1], extent, num_frames, order, single)
     coefficients = np.broadcast_to(np.array([viscosity, drag, forcing]), (start.shape[0], 3))
     return run(np.fft.rfft2(start)[:, None], np.ascontiguousarray(coefficients), dt, substeps, skipped)[:, :, 0]
 
@@ -201,18 +203,18 @@ def random_vorticity(draws: Draws, points: int) -> Float64:
     return scaled
 
 
-def _steppers(exponax: Any) -> dict[str, Callable[[int, float, float, Any], Any]]:
+def _steppers(exponax: Any, order: int) -> dict[str, Callable[[int, float, float, Any], Any]]:
     """Name -> (points, extent, dt, coefficients of one trajectory) -> exponax stepper."""
     make = exponax.stepper
     return {
         "burgers": lambda points, extent, dt, c: make.Burgers(
-            1, extent, points, dt, diffusivity=c[0], conservative=True, order=4
+            1, extent, points, dt, diffusivity=c[0], conservative=True, order=order
         ),
         "ks": lambda points, extent, dt, c: make.KuramotoSivashinskyConservative(
-            1, extent, points, dt, conservative=True, order=4
+            1, extent, points, dt, conservative=True, order=order
         ),
         "fisher": lambda points, extent, dt, c: make.reaction.FisherKPP(
-            1, extent, points, dt, diffusivity=c[0], reactivity=c[1], order=4
+            1, extent, points, dt, diffusivity=c[0], reactivity=c[1], order=order
         ),
         # exponax takes the velocity (d psi/dy, -d psi/dx) of lap psi = w, whose curl is -w: the scale -1 makes w the
         # vorticity in the usual sense, so that the forcing is the curl of the stated body force.
@@ -226,12 +228,12 @@ def _steppers(exponax: Any) -> dict[str, Callable[[int, float, float, Any], Any]
             injection_mode=NS_FORCING_MODE,
             injection_scale=c[2],
             convection_scale=-1.0,
-            order=4,
+            order=order,
         ),
     }
 
 
-def _solve_1d(
+def solve_1d(
     kind: str,
     start: Float64,
     coefficients: Float64,
@@ -240,19 +242,24 @@ def _solve_1d(
     num_frames: int,
     substeps: int,
     skipped: int = 0,
+    order: int = 4,
+    single: bool = False,
 ) -> Complex128:
-    """(n, N), (n, K) coefficients -> (n, T, N // 2 + 1) rfft coefficients after `skipped` frames."""
-    run = _compiled(kind, start.shape[-1], extent, num_frames)
+    """(n, N), (n, K) coefficients -> (n, T, N // 2 + 1) rfft coefficients after `skipped` frames.
+
+    order: of the time stepper, 1 to 4; single: in float32.
+    """
+    run = _compiled(kind, start.shape[-1], extent, num_frames, order, single)
     return run(np.fft.rfft(start)[:, None], coefficients, dt, substeps, skipped)[:, :, 0]
 
 
 @lru_cache(maxsize=16)
-def _compiled(kind: str, points: int, extent: float, num_frames: int) -> Rollout:
+def _compiled(kind: str, points: int, extent: float, num_frames: int, order: int, single: bool) -> Rollout:
     """A compiled rollout: (n, 1, *modes), (n, K) coefficients, dt, substeps, skipped frames -> (n, T, 1, *modes)."""
     import exponax
     import jax
 
-    build = _steppers(exponax)[kind]
+    build = _steppers(exponax, order)[kind]
 
     def trajectory(start: Any, coefficients: Any, dt: Any, substeps: Any, skipped: Any) -> Any:
         stepper = build(points, extent, dt / substeps, coefficients)
@@ -272,7 +279,7 @@ def _compiled(kind: str, points: int, extent: float, num_frames: int) -> Rollout
     batched = jax.jit(jax.vmap(trajectory, in_axes=(0, 0, None, None, None)))
 
     def run(start: Complex128, coefficients: Float64, dt: float, substeps: int, skipped: int) -> Complex128:
-        with jax.enable_x64(True):
+        with jax.enable_x64(not single):
             return np.asarray(batched(start, coefficients, dt, substeps, skipped))
 
     return run

@@ -7,7 +7,7 @@ import pytest
 
 from ups.errors import MissingExtraError
 from ups.formats.base import Source
-from ups.solvers.coarse_solver import RESTARTS, Given, Setting, own_task
+from ups.solvers.coarse_solver import RESTARTS, Given, Setting, _regrid, own_task
 from ups.solvers.problem import Draws, require_solvers
 from ups.solvers.tasks import TASKS
 from ups.spec.task import TaskSpec
@@ -24,7 +24,7 @@ CASES = {
     "ns2d": (32, Setting(64, 12), 1e-3, Setting(16, 3), 0.05),
     "swe2d": (32, Setting(64), 0.01, Setting(8), 0.04),
     "diffreact2d": (32, Setting(96, 4), 2e-3, Setting(8, 4), 0.2),
-    "darcy2d": (32, Setting(128), 1e-6, Setting(8), 0.02),
+    "darcy2d": (32, Setting(128, 24), 1e-6, Setting(8, 16), 0.02),
 }
 
 
@@ -95,3 +95,32 @@ def test_our_data_is_known_under_any_name_and_time_stride_but_not_thinned_in_spa
     task, reason = own_task(Named(spec, Subsampling(space_stride=2)))
     assert task is None
     assert "space_stride" in reason
+
+
+def test_settings_near_the_cheapest_are_coarser_faster_or_in_float32():
+    near = RESTARTS["burgers1d"].cheaper(Setting(128, 4))
+    assert Setting(112, 4) in near
+    assert Setting(128, 3) in near
+    assert Setting(128, 4, single=True) in near
+    assert Setting(128, 8, order=2) in near
+    assert RESTARTS["advection1d"].cheaper(Setting(4)) == [], "nothing is below the smallest grid"
+    assert RESTARTS["swe2d"].cheaper(Setting(32)) == [Setting(28), Setting(32, single=True)]
+
+
+@pytest.mark.parametrize("name", ["euler1d", "diffreact2d"])
+def test_float32_is_as_accurate_as_a_model_needs(name):
+    task = TASKS[name]
+    solution = task.solve(Draws(0, name, "test", (0, 1)), 32, 3)
+    given = (solution.state[:, 0], solution.static, solution.parameters)
+    inputs = Given(*(values.astype(np.float64) for values in given))
+    frames = [
+        RESTARTS[name].run(task.spec, inputs, task.spec.dt, 2, Setting(24, 2, single=single))
+        for single in (False, True)
+    ]
+    assert 0 < error_of(frames[1], frames[0]) < 1e-4
+
+
+@pytest.mark.parametrize("wanted", [8, 24, 40, 48])
+def test_another_grid_keeps_integrals(wanted):
+    averages = np.random.default_rng(0).normal(size=(2, 32, 32))
+    assert np.allclose(_regrid(averages, wanted, 2).mean(axis=(1, 2)), averages.mean(axis=(1, 2)), atol=1e-13)

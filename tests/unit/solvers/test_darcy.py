@@ -76,3 +76,11 @@ def test_every_medium_has_a_good_part_of_each_kind():
     # No medium is of one kind almost everywhere.
     assert share.min() > 0.15
     assert share.max() < 0.85
+
+
+def test_six_iterations_solve_a_random_medium_to_a_thousandth_and_sixteen_exactly():
+    media = darcy.two_phase_medium(Draws(0, "darcy2d", "test", (0, 1, 2)), 32, 1.0)
+    exact = np.stack([darcy.solve(medium, np.ones((32, 32))) for medium in media])
+    for iterations, error in ((6, 1e-3), (16, 1e-7)):
+        difference = darcy.iterate(media, 1.0, iterations) - exact
+        assert np.linalg.norm(difference) < error * np.linalg.norm(exact)
