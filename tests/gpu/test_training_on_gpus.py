@@ -1,19 +1,32 @@
-"""What only CUDA and NCCL can show: parity, resume, precision and saves on real devices. Skipped where there are none.
+"""What only CUDA and NCCL can show: parity, resume, precision, saves and faults on real devices. Never run so far: they
+are skipped where there are none.
 
 The same checks as on the CPU, with the same ranks and launcher; see docs/first-gpu-run.md for the order to run them in.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.mixture import MODELS, write_mixture
 from tests.support.parity import LIMITS, distance, global_windows, run_variants
 from tests.support.toy_training import train
+from ups.config.schema import EngineConfig
+from ups.distributed.runtime import Runtime
+from ups.inference.simulator import Simulator
+from ups.record.run_dir import RunDir
+from ups.supervise.attempt import FLIGHT_PREFIX
+from ups.supervise.fault import Fault
+from ups.supervise.run_file import RunFile
+from ups.supervise.why import explain
 from ups.testing.ranks import Launched, launch
 
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -162,3 +175,85 @@ def test_bfloat16_learns_on_gpus(strategy: str) -> None:
     trial = {"device": "cuda", "strategy": strategy, "precision": "bfloat16", "steps": 30}
     losses = launch(train, 2, deadline=120, arguments=trial)[0]["losses"]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def lack_memory(arguments: dict[str, Any]) -> None:
+    """A step of two ranks, before which the second one asks for more memory than there is."""
+    with Runtime.start(EngineConfig(device="cuda", timeout_seconds=20)) as runtime:
+        if runtime.rank == 1:
+            torch.empty(2**50, dtype=torch.uint8, device=runtime.device)
+        dist.all_reduce(torch.ones(4, device=runtime.device))
+        torch.cuda.synchronize()
+
+
+@two_gpus
+def test_no_memory_on_one_gpu_ends_all_ranks(tmp_path: Path) -> None:
+    with Launched(lack_memory, 2, {}) as launched:
+        codes = launched.wait(90)
+        assert all(codes), launched.logs()
+        assert "OutOfMemoryError" in launched.logs()
+
+
+def hang(arguments: dict[str, Any]) -> None:
+    """Three collectives of two ranks; the second rank does not come to the third."""
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = arguments["prefix"]
+    with Runtime.start(EngineConfig(device="cuda", timeout_seconds=10)) as runtime:
+        numbers = torch.ones(4, device=runtime.device)
+        for _ in range(3 - runtime.rank):
+            dist.all_reduce(numbers)
+        torch.cuda.synchronize()
+        time.sleep(60)
+
+
+@two_gpus
+def test_a_hang_inside_nccl_is_dumped_and_explained(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    file = RunFile(run_dir)
+    file.begin(ranks=2, max_restarts=0, box_root=tmp_path)
+    fault = Fault(0, 1, 2, "h", 7, "sync", "stalled", log="logs/attempt_0/rank_00001.err")
+    file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
+    folder = RunDir(run_dir).failures_of(0)
+    folder.mkdir(parents=True)
+    with Launched(hang, 2, {"prefix": str(folder / FLIGHT_PREFIX)}) as launched:
+        codes = launched.wait(120)
+        assert any(codes), launched.logs()
+    text = explain(run_dir, file.document)
+    assert "from 2 of 2 ranks" in text, (text, launched.logs())
+    assert "did not begin collective 3: rank 1" in text
+
+
+@one_gpu
+@pytest.mark.parametrize("task", ["advection1d", "burgers1d", "ks1d", "ns2d", "euler1d", "swe2d", "darcy2d"])
+def test_a_shipped_model_rolls_out_on_a_gpu_as_on_a_cpu(task: str) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        simulator = Simulator.load("ups-joint", device=device)
+        spec, space = simulator.tasks[task], simulator._bundle.info.space(task)
+        draw = np.random.default_rng(0)
+        given: dict[str, Any] = {
+            role: 1.0 + 0.1 * draw.standard_normal((spec.num_channels(role), *space)).astype(np.float32)
+            for role in ("state", "static")
+            if spec.num_channels(role) and not (spec.steady and role == "state")
+        }
+        numbers = {p.name: (p.minimum + p.maximum) / 2 for p in spec.parameters}
+        results.append(
+            simulator.rollout(
+                steps=1 if spec.steady else 4, parameters=numbers, task=task, level=0.9, on_doubt="ignore", **given
+            )
+        )
+    for name, variable in results[0].data_vars.items():
+        if variable.dtype.kind == "f":
+            np.testing.assert_allclose(results[1][name].values, variable.values, rtol=2e-3, atol=2e-3, err_msg=name)
+
+
+@one_gpu
+def test_gradients_flow_through_a_simulator_on_a_gpu() -> None:
+    gradients = []
+    for device in ("cpu", "cuda"):
+        module = Simulator.load("ups-joint", device=device).module.double()
+        points = torch.linspace(0, 2 * torch.pi, 128, dtype=torch.float64)
+        state = torch.sin(points)[None, None].to(device).requires_grad_()
+        module(state, {"nu": 0.01}, steps=3, task="burgers1d").square().sum().backward()
+        assert state.grad is not None
+        gradients.append(state.grad.cpu())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-8)

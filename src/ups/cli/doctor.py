@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +19,10 @@ from ups.cli.options import JsonOption, PluginOption, SetOption, new_app
 from ups.cli.output import report, say, styled
 from ups.config.recipe import recipe_file, resolve
 from ups.doctor.examine import Examination, examine
+from ups.doctor.gpu_report import write_report
 from ups.doctor.other_python import DATA_READ, compare, to_json
 from ups.doctor.trials import Trials, Variant
-from ups.errors import ConfigError, TrainingError
+from ups.errors import ConfigError, MachineError, TrainingError
 from ups.record.run_dir import RUNS
 from ups.run.directory import check_ranks, run_dir_of
 from ups.run.progress_line import ProgressLine
@@ -57,8 +59,12 @@ def doctor(
             "differs.",
         ),
     ] = None,
+    gpu_report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Try a machine with GPUs in every way, and write a report without secrets."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps that --bisect and --compare-python train.")] = 4,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Time limit of all trials of --bisect.")] = 30.0,
+    minutes: Annotated[float | None, typer.Option(min=0.1, help="Time limit; default 30, of a report 20.")] = None,
     set: SetOption = [],  # noqa: B006 - typer copies it
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -68,6 +74,13 @@ def doctor(
     """
     # One rank for each GPU that this machine shows; 2 where there is none: one rank proves nothing about many.
     number = ranks or len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
+    if gpu_report is not None:
+        if recipe is None:
+            raise ConfigError("a report is about a recipe, and none was given", hint="ups doctor RECIPE --gpu-report F")
+        examined = partial(examination_of, recipe, number, set)
+        lines = write_report(gpu_report, examined, minutes or 20.0, None if json else show)
+        report({"file": str(gpu_report), "missing": lines}) if json else _say_rows([("missing", x) for x in lines])
+        raise typer.Exit(MachineError.exit_code if lines else 0)
     if bisect or compare_python is not None:
         if recipe is None:
             raise ConfigError("a part of a recipe is looked for, and none was given", hint="ups doctor RECIPE --bisect")
@@ -76,14 +89,9 @@ def doctor(
         if compare_python is not None:
             run_comparison(recipe, number, set, compare_python, steps, as_json=json)
         else:
-            run_bisect(recipe, number, set, steps, minutes, as_json=json)
+            run_bisect(recipe, number, set, steps, minutes or 30.0, as_json=json)
         return
-    if recipe is None:
-        examination = Examination(number, Path.cwd() / RUNS)
-    else:
-        resolved = resolve(recipe_file(recipe), set)
-        check_ranks(resolved.recipe, number)
-        examination = Examination(number, run_dir_of(resolved, recipe), resolved.text)
+    examination = Examination(number, Path.cwd() / RUNS) if recipe is None else examination_of(recipe, number, set)
     verdicts = examine(examination, None if json else show)
     failed = next((v for v in verdicts if not v.ok), None)
     if json:
@@ -93,6 +101,13 @@ def doctor(
         say(f"{styled('all well', 'bold', 'green')}: {len(verdicts)} checks with {number} ranks")
     if failed is not None:
         raise typer.Exit(failed.exit_code)
+
+
+def examination_of(recipe: str, ranks: int, overrides: Sequence[str], changes: Sequence[str] = ()) -> Examination:
+    """Of a recipe, as the command names it."""
+    resolved = resolve(recipe_file(recipe), [*overrides, *changes])
+    check_ranks(resolved.recipe, ranks)
+    return Examination(ranks, run_dir_of(resolved, recipe), resolved.text)
 
 
 def show(verdict: Verdict) -> None:

@@ -20,6 +20,7 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,6 +80,9 @@ class Runtime:
             device = choose_device(config.device, env)
             strategy = choose_strategy(config.strategy, env)
             _fix_arithmetic(stack, config, env, device)
+            if device.type == "cuda" and env.launched:
+                near = processors_near(torch.cuda.get_device_properties(device))
+                os.sched_setaffinity(0, near & os.sched_getaffinity(0) or os.sched_getaffinity(0))
             kind: DeviceKind = "cuda" if device.type == "cuda" else "cpu"
             place = RankInfo(env.rank, env.world_size, env.local_rank, env.local_world_size, kind)
             if strategy == "single":
@@ -108,6 +112,16 @@ def choose_device(wanted: str, env: RankEnvironment) -> torch.device:
     device = torch.device("cuda", env.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def processors_near(gpu: Any, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+    """Numbers of the processors next to a GPU (its properties, of torch); none if Linux names none."""
+    try:
+        name = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        spans = [span.split("-") for span in (devices / name / "local_cpulist").read_text().strip().split(",")]
+        return {number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)}
+    except (OSError, ValueError, AttributeError):
+        return set()
 
 
 def choose_strategy(wanted: str, env: RankEnvironment) -> str:

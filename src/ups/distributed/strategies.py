@@ -176,8 +176,11 @@ def compile_unit(unit: nn.Module) -> None:
     """Compile one of the units of a model, for each shape that it meets.
 
     Units share their code but not their shapes. Left to itself the compiler takes that for one shape that changes, and
-    its code for such shapes fails on some of ours.
+    its code for such shapes fails on some of ours. After 8 units and shapes together it would compile no more.
     """
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 2000
     unit.forward = torch.compile(unit.forward, dynamic=False)
 
 

@@ -47,6 +47,8 @@ class Examination:
     only: tuple[str, ...] = ()
     # What runs the checks: another one belongs to another environment, with its own torch.
     python: str = sys.executable
+    # All together; what is running then is a check that hangs.
+    seconds: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +261,15 @@ def examine(examination: Examination, on_verdict: Callable[[Verdict], None] | No
     """
     work_dir = Path(tempfile.mkdtemp(prefix="ups-doctor-"))
     verdicts: list[Verdict] = []
+    end = time.monotonic() + examination.seconds
     try:
         write_assignment(examination, work_dir)
         for program in CHECK_PROGRAMS:
             wanted = program.module in (examination.only or [program.module])
             if not wanted or (program.recipe and examination.recipe_text is None):
                 continue
-            for verdict in run_checks(program, examination, work_dir):
+            limited = replace(program, seconds=min(program.seconds, max(1.0, end - time.monotonic())))
+            for verdict in run_checks(limited, examination, work_dir):
                 verdicts.append(verdict)
                 if on_verdict is not None:
                     on_verdict(verdict)

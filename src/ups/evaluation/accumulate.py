@@ -137,12 +137,13 @@ class Accumulator:
         truth: Tensor,
         weights: Tensor | None,
     ) -> None:
-        lasting = metrics.correlation_time(prediction, truth, weights)
-        finite = torch.isfinite(prediction).flatten(1).all(dim=1)
+        lasting = metrics.correlation_time(prediction, truth, weights).cpu()
+        finite = torch.isfinite(prediction).flatten(1).all(dim=1).cpu()
         diverged = ~finite
         if self.limits is not None:
-            diverged = self.limits.exceeded(prediction.flatten(0, 1)).reshape(prediction.shape[:2]).any(dim=1)
+            diverged = self.limits.exceeded(prediction.flatten(0, 1)).reshape(prediction.shape[:2]).any(dim=1).cpu()
         names = (*ROW_METRICS, *metrics.metric_columns())
+        values = {name: values[name].cpu() for name in names}  # at once: a GPU is waited for by each number
         for i, trajectory in enumerate(trajectories):
             row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in names}  # per channel
             row["correlation_time"] = float(lasting[i])

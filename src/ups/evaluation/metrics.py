@@ -282,4 +282,4 @@ def rank_counts(members: Tensor, truth: Tensor) -> Tensor:
     # Each point adds its share from its least rank on and takes it away after its largest.
     steps = torch.zeros(members.shape[1] + 2, dtype=torch.float64, device=members.device)
     steps.index_add_(0, least, share).index_add_(0, most + 1, -share)
-    return steps.cumsum(0)[:-1]
+    return steps.cpu().cumsum(0)[:-1]  # on a GPU the order of such a sum is not fixed

@@ -327,7 +327,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         return smoothed(x, layout, self._constants) if self.config.smooth and layout.dims > 1 else x
 
     def _phases(self, x: Tensor, layout: Layout) -> Tensor:
-        """Rotary phases of queries and keys by the boundaries of each sample: (B or 1, points, level width, 2)."""
+        """Rotary phases by the boundaries of each sample: (B or 1, points, level width), complex; exported (.., 2)."""
         grid, heads = tuple(x.shape[1:-1]), self.config.num_heads
         num_pairs = x.shape[-1] // heads // 2
         all_phases = []
@@ -339,7 +339,9 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 wide(x).dtype,
             )
             all_phases.append(phases.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1, -1))
-        return all_phases[0] if len(all_phases) == 1 else torch.cat(all_phases)
+        joined = all_phases[0] if len(all_phases) == 1 else torch.cat(all_phases)
+        # Complex here and not in the module: fully_shard rounds real inputs of a module to bfloat16.
+        return joined if torch.compiler.is_exporting() else torch.view_as_complex(joined)
 
     def _linear(self, group: Sequence[NetworkInput]) -> list[Tensor | None]:
         """The propagator's scaled change of each task of a group; None where there is none."""
@@ -537,7 +539,7 @@ class CoarseAttention(nn.Module):
         self.num_modulations = 2 * width
 
     def forward(self, x: Tensor, scale: Tensor, shift: Tensor, phases: Tensor) -> Tensor:
-        """x (B, *grid, D), scale and shift (B, 1, .., D), phases (B or 1, L, D, 2) from `rope_phases`."""
+        """x (B, *grid, D), scale and shift (B, 1, .., D), phases as `_phases` gives them."""
         z = x.flatten(1, -2)  # (B, L, D)
         y = as_type(F.layer_norm(wide(x), (self.width,)), shift.dtype)
         y = torch.addcmul(shift, y, scale).view(z.shape)
@@ -562,7 +564,7 @@ def rotated(x: Tensor, phases: Tensor) -> Tensor:
     """
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     if not torch.compiler.is_exporting():
-        return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phases)).flatten(-2)
+        return torch.view_as_real(torch.view_as_complex(pairs) * phases).flatten(-2)
     (first, second), (cos, sin) = pairs.unbind(-1), phases.unbind(-1)
     return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
 

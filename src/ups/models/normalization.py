@@ -233,6 +233,13 @@ class Constants:
         return self.get(lambda: torch.tensor(numbers(), dtype=torch.int64), key, device, torch.int64)
 
 
+def sent(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Values of the host on `device`. A GPU reads pinned memory while the host goes on; other memory makes it wait."""
+    values = values.to(dtype or values.dtype)
+    pinned = values.contiguous().pin_memory() if device.type == "cuda" else values
+    return pinned.to(device, non_blocking=True)
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """As in a process that has one; the number of threads is what it was afterwards."""
@@ -254,7 +261,7 @@ def keyed_normal(key: int, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], 
 
     The words are those behind `keyed_uniform`; each gives a pair (Box-Muller).
     """
-    start = torch.from_numpy(keyed_rows(key, numbers).view(np.int64)).to(like.device, non_blocking=True)
+    start = sent(torch.from_numpy(keyed_rows(key, numbers).view(np.int64)), like.device)
     columns = torch.arange(1, (count + 1) // 2 + 1, device=like.device) * _GOLDEN
     words = _mixed(start[:, None] + columns)
     radius = (((words >> 40) & 0xFFFFFF).to(like.dtype) + 0.5).mul_(_HALF).log_().mul_(-2.0).sqrt_()

@@ -11,7 +11,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ KEPT_VARIABLES = frozenset(
         # torch
         *("TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS"),
         *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR"),
-        *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",),
+        *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_DIST_USE_NCCL2", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
         *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
         *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
         *("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY"),
@@ -200,11 +200,17 @@ def _text(path: Path, limit: int = 4096) -> str:
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of KEPT_VARIABLES that are set, without user information in URLs and values of secrets."""
+    clean = cleaner(environment)
+    return {name: clean(environment[name])[:_MAX_CHARACTERS] for name in sorted(KEPT_VARIABLES & environment.keys())}
+
+
+def cleaner(environment: Mapping[str, str]) -> Callable[[str], str]:
+    """Takes user information in URLs, and the values of secrets in these variables, out of a text."""
     secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= 6}
 
     def cleaned(value: str) -> str:
         if any(secret in value for secret in secrets):
             return "(redacted)"
-        return _QUERY.sub("", _USER_INFORMATION.sub("", value))[:_MAX_CHARACTERS]
+        return _QUERY.sub("", _USER_INFORMATION.sub("", value))
 
-    return {name: cleaned(environment[name]) for name in sorted(KEPT_VARIABLES & environment.keys())}
+    return cleaned

@@ -474,6 +474,9 @@ class Launcher:
             TOKEN_VARIABLE: self.token,
             **_flight_recorder(options.run_dir, attempt),
         }
+        if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+            # Tasks have batches of many sizes: blocks of fixed size would leave gaps in a GPU's memory.
+            environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         command = processes.module_command("ups.record.rank_wrapper", str(options.run_dir), *options.command)
         for local_rank, rank in enumerate(options.local_ranks):
             try:
@@ -542,13 +545,9 @@ def _of_another_launcher(name: str) -> bool:
 
 
 def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
-    """Where torch's flight recorder dumps, for who has turned it on: into the run, not into everybody's /tmp.
-
-    It is not turned on here: on NCCL nothing of it has been tried, and the black box does the same for every backend.
-    """
+    """Where torch's flight recorder dumps, which it does on NCCL unless told otherwise (`TORCH_FR_BUFFER_SIZE=0`): into
+    the run, not into everybody's /tmp."""
     prefix = str((RunDir(run_dir).failures_of(attempt) / FLIGHT_PREFIX).absolute())
-    if not any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")):
-        return {}
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     return {name: prefix for name in names if name not in os.environ}
 

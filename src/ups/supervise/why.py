@@ -5,13 +5,15 @@ What to do about a cause is one or two sentences here; docs/failures.md says mor
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ups.record.causes import CAUSES, base_name
 from ups.record.failure import frames_of_text
-from ups.record.files import inside, read_object
+from ups.record.files import MAX_RUN_BYTES, inside, read_object, safe_read
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
 from ups.supervise.attempt import FLIGHT_PREFIX
@@ -265,13 +267,37 @@ def _worker_stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
 
 
 def _flight_dumps(run_dir: Path, fault: Fault) -> Iterator[str]:
-    """Dumps of torch's flight recorder are pickles: listed here, opened only by torch's own program."""
+    """The last collective of each rank that left a dump of torch's flight recorder, and who did not begin it."""
     folder = RunDir(run_dir).failures_of(fault.attempt)
     dumps = sorted(path for path in folder.glob(f"{FLIGHT_PREFIX}*") if path.is_file())
     if not dumps:
         return
     yield from ("", f"Dumps of torch's flight recorder, from {len(dumps)} of {fault.world} ranks:")
-    yield from (f"  {path.name}  {path.stat().st_size} bytes" for path in dumps[:_MAX_RANKS_SHOWN])
+    last = {path.name.removeprefix(FLIGHT_PREFIX): _last_collective(path) for path in dumps}
+    for rank, (_, words) in list(last.items())[:_MAX_RANKS_SHOWN]:
+        yield f"  rank {rank}  {words}"
     if len(dumps) > _MAX_RANKS_SHOWN:
         yield f"  and {len(dumps) - _MAX_RANKS_SHOWN} more"
-    yield f"  read them (pickles: only of your own runs) with: torchfrtrace --prefix {FLIGHT_PREFIX} {folder}"
+    latest = max(number for number, _ in last.values())
+    if behind := [rank for rank, (number, _) in last.items() if 0 <= number < latest]:
+        yield f"  did not begin collective {latest}: rank {', '.join(behind[:_MAX_RANKS_SHOWN])}"
+    yield f"  read all of them (pickles: only of your own runs) with: torchfrtrace --prefix {FLIGHT_PREFIX} {folder}"
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dicts, lists, texts and numbers. Whatever a pickle names is neither imported nor called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _last_collective(path: Path) -> tuple[int, str]:
+    """Its number (-1 if the dump cannot be read) and a line about it."""
+    try:
+        entry = _PlainUnpickler(io.BytesIO(safe_read(path, MAX_RUN_BYTES))).load()["entries"][-1]
+        number, name, group = int(entry["collective_seq_id"]), str(entry["profiling_name"]), entry["process_group"]
+        is_over = entry["retired"] or entry["state"] == "completed"
+        state = "over" if is_over else f"not over ({str(entry['state'])[:20]})"
+        return number, printable(f"{name[:60]}, collective {number} of {str(group[-1])[:40]}: {state}")
+    except Exception as error:  # noqa: BLE001 - a dump that was cut short may fail in any way
+        return -1, printable(f"cannot be read: {type(error).__name__}: {str(error)[:100]}")

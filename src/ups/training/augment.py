@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.models.normalization import Normalization, keyed_normal
+from ups.models.normalization import Normalization, keyed_normal, sent
 from ups.spec.batch import Batch
 from ups.spec.grid import is_uniform
 from ups.spec.keyed import key_of, keyed_uniform
@@ -150,12 +150,10 @@ def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
     """The batch under the drawn moves (B, A + 1): each array is gathered once."""
     device, space = batch.state.device, batch.space
     chosen = torch.from_numpy((draws[:, -1] * len(moves.first)).astype(np.int64))  # (B,)
-    shift = torch.from_numpy((draws[:, :-1] * moves.rolled).astype(np.int64)).to(device, non_blocking=True)  # (B, A)
+    shift = sent(torch.from_numpy((draws[:, :-1] * moves.rolled).astype(np.int64)), device)  # (B, A)
     if not batch.task.steady and batch.static.shape[1]:
         shift = shift * _constant_along(batch.static)
-    first, along, stride = (
-        table[chosen].to(device, non_blocking=True) for table in (moves.first, moves.along, moves.stride)
-    )
+    first, along, stride = (sent(table[chosen], device) for table in (moves.first, moves.along, moves.stride))
     first = first - shift
     index = torch.zeros((), dtype=torch.int64, device=device)
     for axis, count in enumerate(space):
@@ -173,8 +171,8 @@ def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
         if all(f.tensor_rank == 0 for f in batch.task.fields_of(role)):
             flat = x.reshape(x.shape[0], -1, index.shape[1])
             return flat.gather(2, index[:, None].expand(flat.shape)).reshape(x.shape)
-        source = moves.sources[role][chosen].to(device, non_blocking=True)  # (B, C)
-        sign = moves.signs[role][chosen].to(device, x.dtype, non_blocking=True)
+        source = sent(moves.sources[role][chosen], device)  # (B, C)
+        sign = sent(moves.signs[role][chosen], device, x.dtype)
         both = (source[:, :, None] * index.shape[1] + index[:, None]).flatten(1)  # (B, C * N)
         flat = x.reshape(x.shape[0], -1, both.shape[1])
         gathered = flat.gather(2, both[:, None].expand(flat.shape)).reshape(*flat.shape[:2], source.shape[1], -1)
@@ -239,7 +237,7 @@ def noisy(
     if len(hit) == 0:
         return frames
     size = torch.from_numpy(largest * 10.0 ** (-_DECADES * draws[hit, 0]))
-    index = torch.from_numpy(hit).to(frames.device, non_blocking=True)
+    index = sent(torch.from_numpy(hit), frames.device)
     chosen = frames.index_select(0, index)
     space = tuple(range(3, frames.ndim))
     deviation = chosen.std(space, correction=0, keepdim=True)
@@ -247,5 +245,5 @@ def noisy(
     values = keyed_normal(
         key_of(seed, "noise values", task.name, batch.stage_step), numbers[hit], chosen[0].numel(), frames
     )
-    scale = deviation * size.to(frames.device, frames.dtype, non_blocking=True).reshape(-1, *([1] * (frames.ndim - 1)))
+    scale = deviation * sent(size, frames.device, frames.dtype).reshape(-1, *([1] * (frames.ndim - 1)))
     return frames.index_add(0, index, values.reshape(chosen.shape) * scale)

@@ -25,6 +25,7 @@ from ups.distributed.strategies import gathered, set_rows
 from ups.errors import ConfigError
 from ups.models.ensemble import Ensemble, by_member
 from ups.models.flow import FLOW, STUDENT, FlowNetwork, PredictedStep, flow_of, noise_of
+from ups.models.normalization import sent
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
@@ -176,7 +177,7 @@ class FlowStage(StageOnResiduals):
         """(B,) uniform draws."""
         key = key_of(self.seed, "flow time", batch.task.name, batch.stage_step, number)
         drawn = torch.from_numpy(keyed_uniform(key, batch.numbers.numpy())[:, 0])
-        return drawn.to(batch.dt, non_blocking=True)
+        return sent(drawn, batch.dt.device, batch.dt.dtype)
 
     def measure(self, on: bool) -> None:
         """Whether passes add up the squares of residuals."""

@@ -34,7 +34,7 @@ from ups.distributed.strategies import Spreadable, gathered, set_rows
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.constraints import by_cells, conserved_channels
 from ups.models.flow import FLOW, STUDENT, flow_of
-from ups.models.normalization import Constants, wide
+from ups.models.normalization import Constants, sent, wide
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import LOSSES, STAGES
@@ -448,7 +448,7 @@ def moved_by_patches(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64],
         shape = [-1] + [count if a == axis else 1 for a in range(len(grid))]
         index = index * count + source.reshape(shape)
     flat = latents.flatten(2, -2)  # (B, L, N, Z)
-    chosen = index.flatten(1).to(latents.device, non_blocking=True)[:, None, :, None].expand(flat.shape)
+    chosen = sent(index.flatten(1), latents.device)[:, None, :, None].expand(flat.shape)
     rolled = replace(batch, extra={**batch.extra, LATENTS: flat.gather(2, chosen).reshape(latents.shape)})
     # The middle of the interval that `moved` takes for this shift; the first element of the group is the identity.
     shifts = np.divide(steps * patch_size + 0.5, moves.rolled, out=np.zeros(steps.shape), where=moves.rolled > 0)

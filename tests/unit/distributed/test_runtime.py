@@ -6,6 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from pydantic import ValidationError
 from ups.config.schema import EngineConfig
 from ups.distributed import runtime as runtime_module
 from ups.distributed.environment import RankEnvironment
-from ups.distributed.runtime import Runtime, choose_backend, choose_device, choose_strategy, make_mesh
+from ups.distributed.runtime import Runtime, choose_backend, choose_device, choose_strategy, make_mesh, processors_near
+from ups.distributed.strategies import compile_unit
 from ups.errors import DiskFullError, DistributedError, MachineError
 
 ALONE = RankEnvironment()
@@ -139,3 +143,30 @@ print("left")
 """
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "left", done.stderr
+
+
+def test_a_rank_stays_on_the_processors_next_to_its_gpu(tmp_path: Path) -> None:
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    assert processors_near(gpu, tmp_path) == set()
+    folder = tmp_path / "0000:3b:00.0"
+    folder.mkdir()
+    (folder / "local_cpulist").write_text("0-3,8,10-11\n")
+    assert processors_near(gpu, tmp_path) == {0, 1, 2, 3, 8, 10, 11}
+    (folder / "local_cpulist").write_text("\n")
+    assert processors_near(gpu, tmp_path) == set()
+    assert processors_near(SimpleNamespace(), tmp_path) == set()
+
+
+def test_every_unit_and_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, compile_it = [], torch.compile
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: compile_it(f, dynamic=dynamic, backend=backend))
+    units = [torch.nn.Linear(4 + n, 3) for n in range(12)]
+    for n, unit in enumerate(units):
+        compile_unit(unit)
+        unit(torch.ones(2, 4 + n))
+    assert len(compiled) == len(units)

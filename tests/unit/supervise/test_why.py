@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from ups.record.causes import CAUSES
 from ups.record.run_dir import RunDir
 from ups.supervise.fault import KEYS, Fault
@@ -41,18 +43,37 @@ def test_a_run_without_its_evidence_is_still_explained(tmp_path: Path) -> None:
     assert list(faults_as_json(document)[0])[: len(KEYS)] == list(KEYS)
 
 
-def test_dumps_of_the_flight_recorder_are_listed_and_never_opened(tmp_path: Path) -> None:
-    file = RunFile(tmp_path)
-    file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
+def with_dumps(run_dir: Path, dumps: dict[int, bytes]) -> str:
+    """What is said about a run of two ranks that left these dumps of the flight recorder."""
+    file = RunFile(run_dir)
+    file.begin(ranks=2, max_restarts=1, box_root=run_dir)
     fault = Fault(0, 1, 2, "h", 7, "sync", "stalled", log="logs/attempt_0/rank_00001.err")
     file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
-    dump = RunDir(tmp_path).failure_stem(0, 0).parent / "nccl_trace_rank_0"
-    dump.parent.mkdir(parents=True)
-    dump.write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
-    text = explain(tmp_path, file.document)
-    assert "Dumps of torch's flight recorder, from 1 of 2 ranks:" in text
-    assert f"nccl_trace_rank_0  {dump.stat().st_size} bytes" in text
-    assert f"torchfrtrace --prefix nccl_trace_rank_ {dump.parent}" in text
+    folder = RunDir(run_dir).failures_of(0)
+    folder.mkdir(parents=True)
+    for rank, content in dumps.items():
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(content)
+    return explain(run_dir, file.document)
+
+
+def test_the_flight_recorder_says_who_did_not_begin_a_collective(tmp_path: Path) -> None:
+    # Recorded from two ranks: the second one did not call the fourth all_reduce.
+    recorded = {rank: (Path(__file__).parent / f"flight_rank_{rank}.pickle").read_bytes() for rank in (0, 1)}
+    text = with_dumps(tmp_path, recorded)
+    assert "Dumps of torch's flight recorder, from 2 of 2 ranks:" in text
+    assert "rank 0  gloo:all_reduce, collective 4 of default_pg: not over (scheduled)" in text
+    assert "rank 1  gloo:all_reduce, collective 3 of default_pg: over" in text
+    assert "did not begin collective 4: rank 1\n" in text
+    assert f"torchfrtrace --prefix nccl_trace_rank_ {RunDir(tmp_path).failures_of(0)}" in text
+
+
+@pytest.mark.parametrize(
+    "dump", [b"cos\nsystem\n(S'touch opened'\ntR.", b"\x80\x04", b"", b"I1\n.", b"\x80\x04\x95" + b"\xff" * 40]
+)
+def test_a_hostile_dump_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dump: bytes) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = with_dumps(tmp_path, {0: dump})
+    assert "rank 0  cannot be read: " in text
     assert not Path("opened").exists()
 
 

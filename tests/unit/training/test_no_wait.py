@@ -1,13 +1,9 @@
-"""No step waits for the device between two rows of the log, and a step that is left out leaves everything as it was."""
+"""A step that is left out leaves everything as it was (that no step waits for the device: test_fake_cuda.py)."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,47 +12,9 @@ import torch
 from tests.support.toy import ToyStage
 from tests.unit.training.test_engine import Do, build, runtime  # noqa: F401
 from ups.distributed.runtime import Runtime
-from ups.registry import OPTIMIZERS, STAGES
+from ups.registry import OPTIMIZERS
 from ups.training.engine import Engine
 from ups.training.optim import optimizer_tensors
-
-ROOT = Path(__file__).parents[3]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-ASKING = f"{ROOT / 'recipes' / 'burgers1d.yaml'},stages.1.optim.type=sgd"
-
-
-# With these, a test has every kind of stage and both numbers of dimensions.
-SOME = [ROOT / "recipes" / f"{name}.yaml" for name in ("joint", "full_stack")]
-
-
-def waits_of(folder: Path, *recipes: object) -> dict[str, dict[str, list[str]]]:
-    """Recipe -> stage -> what a step waits for."""
-    command = [sys.executable, "-m", "tests.support.device_waits", str(folder), *map(str, recipes)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, list[str]]] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-@pytest.mark.processes
-def test_no_step_waits_for_the_device_unless_its_optimizer_must_ask(tmp_path: Path) -> None:
-    found = waits_of(tmp_path, *SOME, ASKING)
-    asking = found.pop(ASKING)
-    for recipe, stages in found.items():
-        assert not any(stages.values()), (recipe, stages)
-    assert {name.split()[1] for stages in found.values() for name in stages} >= set(STAGES.names()) - {"autoencode"}
-    assert not asking["0 linear"]
-    assert len(asking["1 operator"]) == 1
-    assert asking["1 operator"][0].startswith("_local_scalar_dense: training/optim.py")
-
-
-@pytest.mark.long
-@pytest.mark.processes
-@pytest.mark.parametrize("recipe", [r for r in RECIPES if r not in SOME], ids=lambda path: path.stem)
-def test_no_step_of_a_recipe_waits_for_the_device(tmp_path: Path, recipe: Path) -> None:
-    stages = waits_of(tmp_path, recipe)[str(recipe)]
-    assert stages
-    assert not any(stages.values()), stages
 
 
 @pytest.fixture
