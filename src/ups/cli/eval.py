@@ -12,7 +12,7 @@ from ups.cli.output import note, report, say, styled
 from ups.errors import ConfigError
 from ups.inference.stored_scores import stored_warnings, written_words
 from ups.record.run_dir import find_bundle
-from ups.record.text import path_text
+from ups.record.text import path_text, size_text
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -242,6 +242,40 @@ def _add_export(kind: str, files: str) -> None:
 
 _add_export("onnx", "an ONNX file, for onnxruntime in any language")
 _add_export("torch", "a program of torch.export (.pt2)")
+
+
+@export_app.command(short_help="One HTML file that simulates in a browser, without a network.")
+def page(
+    model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help=BUNDLE_HELP)],
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Default NAME.html.")] = None,
+    task: OnlyTasksOption = [],  # noqa: B006 - typer copies it
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="onnxruntime-web from npm, a .tgz or a directory; without it, it is downloaded once."
+        ),
+    ] = None,
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Write a page that works from a double click: its steps run in the browser (docs/export.md)."""
+    from ups.inference.bundle import load_bundle
+    from ups.inference.page import export_page
+
+    path, differences = find_bundle(model), dict[str, float]()
+    name = path.parent.name if path.name == "bundle" else path.name
+    file = Path(out or f"{name}.html")
+    with ProgressLine(quiet=json) as line:
+        line.working("writing the page; a task that was not exported before takes a minute")
+        size = export_page(
+            load_bundle(path), name, file, Path(runtime) if runtime else None, task or None, differences.__setitem__
+        )
+    if json:
+        report({"page": str(file), "bytes": size, "difference": differences})
+        return
+    say(f"wrote {file}, {size_text(size)}: open it in a browser")
+
+
 calibrate_app = new_app()
 
 

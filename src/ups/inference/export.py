@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from ups import __version__
+from ups.config.schema import TaskConfig
+from ups.data.open import open_task
 from ups.errors import BundleError, IntegrityError, MissingExtraError, errors_as
 from ups.inference.bundle import Bundle
 from ups.inference.calibration import Calibration
@@ -35,8 +37,9 @@ from ups.models.error_model import Watched, period_ends
 from ups.models.stepper import rollout
 from ups.record.files import load_object
 from ups.record.manifest import commit_directory, make_temporary, verify
-from ups.record.run_dir import is_shipped
+from ups.record.run_dir import is_shipped, states_beside
 from ups.spec.batch import Batch
+from ups.spec.descriptors import DivergenceLimits
 from ups.spec.task import Role, TaskSpec
 
 FORMAT, VERSION = "ups-export", 1
@@ -61,6 +64,7 @@ class GraphStep(nn.Module):
         stated = bundle.calibrations.get(task.name)
         self.error_model = None if stated is None else stated.model
         self.watched = Watched(bundle.stepper)
+        self.limits = DivergenceLimits.of(task, bundle.info.statistics[task.name])
         self._points = [torch.from_numpy(c.copy()) for c in bundle.info.coordinates[task.name]]
         leads = [] if stated is None else stated.document.leads
         # Steps beyond the last period, or beyond the last lead, count as that one.
@@ -262,11 +266,31 @@ def typical_batch(bundle: Bundle, task: TaskSpec, samples: int, seed: int = 0) -
     )
 
 
+def first_batch(bundle: Bundle, task: TaskSpec, samples: int) -> Batch:
+    """Test states that came with the bundle, at most so many; `typical_batch` where there are none."""
+    store = states_beside(bundle.path, task.name)
+    if store is None:
+        return typical_batch(bundle, task, samples)
+    reader = open_task(TaskConfig(name=task.name, path=str(store)))
+    chosen, frames = range(min(samples, reader.splits["test"])), 0 if task.steady else bundle.info.context_frames
+    block = reader.read_block("test", chosen, [0 for _ in chosen], frames)
+    reader.close()
+    return Batch.of(
+        task,
+        state=None if task.steady else block.state,
+        static=block.static,
+        parameters=block.parameters,
+        dt=task.dt,
+        coordinates=block.coordinates,
+    )
+
+
 def checked_difference(step: GraphStep, graph: Graph, batch: Batch, steps: int) -> float:
     """What graph and eager torch differ by over a rollout, relative to the RMS of each channel.
 
     Both make each step of the eager rollout from the same frames, and what they differ by adds up: a chaotic task
-    amplifies the last digit, in torch alone as well. Raises BundleError where it is too large.
+    amplifies the last digit, in torch alone as well. Frames that have diverged are no prediction, and are left out.
+    Raises BundleError where it is too large.
     """
     model, name = step.error_model, step.task.name
     eager, exported = Watched(step.stepper), GraphPredictor(graph, step, step.outputs)
@@ -275,9 +299,11 @@ def checked_difference(step: GraphStep, graph: Graph, batch: Batch, steps: int) 
         exported(given)
         return eager(given)
 
-    differences, squares, total, stated = [], [], torch.zeros(()), torch.zeros(())
+    differences: list[Tensor] = []
+    squares: list[Tensor] = []
+    total, stated = torch.zeros(()), torch.zeros(())
     for number, frame in enumerate(rollout(both, batch, steps), start=1):
-        if not frame.isfinite().all():
+        if not frame.isfinite().all() or (differences and step.limits.exceeded(frame).any()):
             break
         differences.append((frame - exported.last["frame"]).abs().movedim(1, 0).flatten(1).amax(1).double())
         squares.append(frame.double().square().movedim(1, 0).flatten(1).mean(1))
@@ -305,7 +331,7 @@ def _export_task(
     bundle: Bundle, task: TaskSpec, kind: str, directory: Path, shared: _SharedWeights, head: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write the file of one task, compare it with eager torch, and say what it holds."""
-    step, batch = GraphStep(bundle, task).eval(), typical_batch(bundle, task, SAMPLES)
+    step, batch = GraphStep(bundle, task).eval(), first_batch(bundle, task, SAMPLES)
     path = directory / f"{task.name}{SUFFIXES[kind]}"
     given = step.inputs(batch, None)
     step(**given)  # constants of the graph are made now, with numbers, and not while it is traced
@@ -329,13 +355,13 @@ def _export_task(
     steps = 1 if task.steady else STEPS
     graph = torch_graph(path) if kind == "torch" else onnx_graph(path)
     difference = checked_difference(step, graph, batch, steps)
-    compared = {"steps": steps, "samples": SAMPLES, "difference": difference}
-    entry = _described(bundle, step, given) | {"file": path.name, "compared": compared}
+    compared = {"steps": steps, "samples": batch.num_samples, "difference": difference}
+    entry = describe_task(bundle, step, given) | {"file": path.name, "compared": compared}
     save({**head, **entry})
     return entry
 
 
-def _described(bundle: Bundle, step: GraphStep, given: Mapping[str, Tensor]) -> dict[str, Any]:
+def describe_task(bundle: Bundle, step: GraphStep, given: Mapping[str, Tensor]) -> dict[str, Any]:
     """What a program must know to use the graph of a task."""
     task, stated = step.task, bundle.calibrations.get(step.task.name)
     grid = zip(task.axes, bundle.info.coordinates[task.name], strict=True)

@@ -22,12 +22,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ups import __version__
 from ups.errors import BundleError, BusyError, DiskFullError, LimitError, UpsError
+from ups.inference.page import page_html
 from ups.inference.results import MemorySink
 from ups.serve.requests import JSON, NETCDF, NPZ, RolloutRequest, check_limit, read_request
 from ups.serve.results import encode
 from ups.serve.served import Job, Service
 
 OPEN_PATHS = ("/healthz", "/readyz")
+PAGE = "/"
 RETRY_SECONDS = 1
 
 
@@ -78,7 +80,7 @@ class Gate:
         client = self._client(scope)
         state = scope["state"] = {"client": client, "facts": {}}
         app = self._app
-        if client is None and scope["path"] not in OPEN_PATHS:
+        if client is None and scope["path"] not in (*OPEN_PATHS, PAGE):
             app = _error(401, "token", "a valid token is needed", "send the header Authorization: Bearer TOKEN")
             app.headers["WWW-Authenticate"] = "Bearer"
         try:
@@ -225,6 +227,16 @@ def make_app(service: Service, tokens: Mapping[str, str], metrics: Metrics) -> A
         if path is None or not path.is_file():
             raise HTTPException(404, "no such key: frames that are not computed yet are absent")
         return FileResponse(path, media_type="application/octet-stream")
+
+    @app.get(PAGE, include_in_schema=False)
+    async def page() -> Response:
+        """The page of `ups export page`, which holds no data here and asks this server for all."""
+        headers = {"X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
+        return HTMLResponse(page_html("Simulator", {}), headers=headers)
+
+    @app.get("/page", summary="What the page at / shows", responses=_responses(None, 401))
+    async def page_data() -> Response:
+        return Response(await run_in_threadpool(lambda: service.page_data), media_type=JSON)
 
     @app.get("/models", summary="What can be simulated")
     async def models() -> JSONResponse:

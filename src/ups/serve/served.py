@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import secrets
 import shutil
 import tempfile
@@ -17,6 +19,7 @@ from typing import Any, cast
 
 from ups.errors import BundleError, BusyError, DiskFullError, LimitError, UpsError
 from ups.inference.inputs import Start, suggestion
+from ups.inference.page import page_document
 from ups.inference.results import Layout, MemorySink, Sink
 from ups.inference.simulator import Rolling, Simulator
 from ups.record.files import machine_errors
@@ -161,6 +164,12 @@ class Service:
         self.is_draining = False
         self._clients: Counter[str] = Counter()
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def page_data(self) -> bytes:
+        """What the page at / shows: tasks, calibration and states to start from."""
+        models = {name: page_document(simulator._bundle) for name, simulator in self.simulators.items()}
+        return json.dumps({"models": models}, allow_nan=False).encode()
 
     def enter(self, client: str) -> None:
         """Take a place in the queue. Raises BusyError."""

@@ -37,6 +37,7 @@ from ups.record.manifest import commit_directory
 from ups.serve.engine import Engine, Ticket
 from ups.serve.requests import Limits
 from ups.serve.served import Admission, Budget, Served
+from ups.spec.descriptors import DivergenceLimits
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 pytestmark = pytest.mark.timeout(1200)
@@ -185,6 +186,21 @@ def test_what_differs_from_torch_is_refused(bundle: Path) -> None:
     for change in ({"frame": 1 + 1e-3}, {"frame": float("nan")}, {"distance": 2.0}, {"log_error": 1.5}):
         with pytest.raises(BundleError, match=r"exported step of task 'darcy' is .* of the RMS apart from torch"):
             checked_difference(step, other(change), batch, 1)
+
+
+def test_frames_that_have_diverged_are_not_compared(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    step, batch, calls = GraphStep(loaded, ADVECTION).eval(), typical_batch(loaded, ADVECTION, 2), list[int]()
+
+    def wrong_later(given: Any, wanted: Any) -> list[torch.Tensor]:
+        calls.append(1)
+        return [output * min(len(calls), 2) for output in step(**given)]
+
+    with pytest.raises(BundleError, match="of the RMS apart from torch"):
+        checked_difference(step, wrong_later, batch, 5)
+    calls.clear()
+    step.limits = DivergenceLimits(*torch.zeros(3, 1, dtype=torch.float64))
+    assert checked_difference(step, wrong_later, batch, 5) < 1e-5
 
 
 def test_what_no_graph_can_hold_is_refused_and_leaves_nothing(

@@ -168,6 +168,13 @@ def test_the_schema_has_examples_and_the_health_is_open(server: Served) -> None:
     assert metric(server, "process_resident_memory_bytes") > 0
 
 
+def test_the_page_may_ask_its_server_only_and_cannot_be_framed(server: Served) -> None:
+    status, headers, content = server.request("GET", "/")
+    assert (status, headers["X-Frame-Options"]) == (200, "DENY")
+    assert b"connect-src 'self'" in content
+    assert server.json("GET", "/page")["models"]["b"]["tasks"]["flow"]["calibration"]["levels"]["0.9"]
+
+
 def test_a_client_that_leaves_frees_its_place(server: Served) -> None:
     with pytest.raises(TimeoutError):
         server.request("POST", "/rollout", LONG | {"every": 1000}, timeout=0.5)

@@ -36,7 +36,8 @@ def test_tokens_are_needed_and_jobs_are_of_one_client(bundle: Path, tmp_path: Pa
         for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": ann["Authorization"][7:]}):
             status, answer, _ = server.request("POST", "/rollout", REQUEST, headers)
             assert (status, answer["WWW-Authenticate"]) == (401, "Bearer")
-        assert server.request("GET", "/healthz")[0] == 200
+        assert server.request("GET", "/healthz")[0] == server.request("GET", "/")[0] == 200
+        assert server.request("GET", "/page")[0] == 401
         job = server.json("POST", "/jobs", LONG, ann)
         assert server.request("GET", f"/jobs/{job['id']}", None, bob)[0] == 404
         assert server.request("DELETE", f"/jobs/{job['id']}", None, bob)[0] == 404
