@@ -42,12 +42,12 @@ def build(data: DataConfig, sizes: list[int]) -> Sampler:
 
 def draw(sampler: Sampler, place: RankInfo, micro_batch_size: int, seconds: float) -> tuple[int, float]:
     """(window numbers, CPU seconds) of one rank going through consecutive steps, micro-batch by micro-batch."""
-    cut = Cut.of(sampler.batch_sizes[0], place, micro_batch_size)
+    cut = Cut(place.rank, place.world_size, sampler.batch_sizes, (1,) * len(sampler.batch_sizes), micro_batch_size)
     total, step, start = 0, 10**6, time.process_time()
     while (elapsed := time.process_time() - start) < seconds:
-        for slot in range(sampler.blocks_per_step):
-            for batch in range(cut.batches_per_block):
-                total += len(sampler.block(step, slot, *cut.rows(batch)).numbers)
+        for slot, parts in enumerate(cut.parts(sampler.tasks_of_step(step))):
+            for rows in parts:
+                total += len(sampler.block(step, slot, *rows).numbers)
         step += 1
     return total, elapsed
 

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.latents import prepare_latents
 from tests.support.mixture import write_mixture
 from tests.support.parity import BATCH_SIZE, LIMITS, Arrangement, distance, global_windows, run_variants
+from ups.config.schema import EngineConfig
+from ups.distributed.runtime import Runtime
 from ups.testing.ranks import launch
+from ups.training.averages import Meters
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(2400)]
 
@@ -205,3 +209,52 @@ def test_balanced_gradients_do_not_depend_on_ranks(
     for whole, found in zip(gradients_alone[: len(GRADIENTS)], results, strict=True):
         assert whole["moved"] > 1e-4
         assert distance(whole["weights"], found["weights"]) <= 1e-10 * whole["moved"]
+
+
+# Joint: 7 or 1 windows of the first task and 4 of each other one, so that some ranks have none of a task.
+UNEVEN: list[dict[str, Any]] = [
+    {"precision": "float64", "optimizer": "sgd", "joint": True, "steps": 3, "batch_size": 7, "micro_batch_size": 2},
+    {"precision": "float64", "optimizer": "sgd", "joint": True, "steps": 2, "batch_size": 1, "micro_batch_size": 2}
+    | {"stage": "corrector"},
+    {"precision": "float64", "optimizer": "sgd", "steps": 3, "batch_size": 3, "micro_batch_size": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def uneven_alone(folder: Path, tasks: list[dict[str, Any]]) -> list[Any]:
+    return trained(folder, tasks, 1, "single", "uneven", UNEVEN)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [
+        (2, "ddp"),
+        (3, "fsdp"),
+        (4, "ddp"),
+        pytest.param(2, "fsdp", marks=pytest.mark.long),
+        pytest.param(3, "ddp", marks=pytest.mark.long),
+        pytest.param(4, "fsdp", marks=pytest.mark.long),
+    ],
+)
+def test_batches_that_ranks_cannot_share_equally_train_like_on_one(
+    ranks: int, strategy: str, uneven_alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
+) -> None:
+    results = trained(folder, tasks, ranks, strategy, f"uneven_{strategy}_{ranks}", UNEVEN)
+    for number, whole in enumerate(uneven_alone[0]):
+        assert global_windows(results, number, STEPS) == global_windows(uneven_alone, number, STEPS)
+        assert distance(whole["weights"], results[0][number]["weights"]) <= 1e-10 * whole["moved"]
+
+
+def means_of_rank(arguments: dict[str, Any]) -> dict[str, float]:
+    """What a rank reports that has seen a task of its own, and one that all have; a second time after nothing."""
+    with Runtime.start(EngineConfig(device="cpu")) as runtime:
+        meters = Meters(runtime.device, distributed=True)
+        meters.add({"loss": torch.tensor([2.0, 1.0]), f"train/{runtime.rank}/loss": torch.tensor([6.0, 2.0])})
+        means = meters.reduce()
+        assert meters.reduce() == {}
+        return means
+
+
+def test_means_count_tasks_that_only_some_ranks_have_seen() -> None:
+    means = {"loss": 2.0, "train/0/loss": 3.0, "train/1/loss": 3.0}
+    assert launch(means_of_rank, 2, deadline=300, arguments={}) == [means, means]

@@ -57,7 +57,7 @@ class Watched:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self.batches_in_step = loader.batches_in_step
+        self.batches_in_step, self.windows_in_step = loader.batches_in_step, loader.windows_in_step
         self.seen: list[tuple[int, str, list[int]]] = []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         for group in self._loader:
-            self.seen += [(batch.stage_step, batch.task.name, batch.numbers.tolist()) for batch in group]
+            self.seen += [(b.stage_step, b.task.name, b.numbers.tolist()) for b in group if b.sample_weight]
             yield group
 
 

@@ -113,6 +113,9 @@ class ToyLoader:
     def batches_in_step(self, step: int) -> int:
         return len(SHAPES) * self.share // self.micro
 
+    def windows_in_step(self, step: int) -> int:
+        return self.global_batch
+
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         step = self.step
         while True:

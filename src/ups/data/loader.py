@@ -8,6 +8,7 @@ there is an accelerator, and knows the position, which is one integer: the step.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections import deque
@@ -34,9 +35,9 @@ logger = logging.getLogger(__name__)
 class Loader:
     """Endless micro-batches of one rank, `batches_in_step(step)` of them for an optimizer step.
 
-    A micro-batch is a tuple of batches of one task each, one for each task where tasks are not grouped; at the same
-    place of a step all ranks have the same tasks. Close it (or use it in a
-    `with` block) to end its workers; they also end when it is collected or its process dies.
+    A micro-batch is a tuple of batches of one task each, one for each task where tasks are not grouped. Ranks may have
+    different tasks, and numbers of micro-batches, unless they go through them together (`Cut`). Close it (or use it in
+    a `with` block) to end its workers; they also end when it is collected or its process dies.
     """
 
     def __init__(self, source: RankSource, rank_info: RankInfo, config: LoaderConfig, start_step: int = 0) -> None:
@@ -56,8 +57,13 @@ class Loader:
         self.load_state_dict({"step": start_step})
 
     def batches_in_step(self, step: int) -> int:
-        """Micro-batches of a step, the same on every rank."""
+        """Micro-batches of a step on this rank."""
         return len(self.source.layout(step))
+
+    def windows_in_step(self, step: int) -> int:
+        """Windows of a step over all ranks."""
+        sampler = self.source.sampler
+        return sum(sampler.batch_sizes[task] for task in sampler.tasks_of_step(step))
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -88,7 +94,8 @@ class Loader:
         self.start()
         layout = self.source.layout(self.step)
         try:
-            batches = tuple(self._part() for _ in layout[self._delivered])
+            weights = [self.source.sample_weight(self.step, *part) for part in layout[self._delivered]]
+            batches = tuple(self._part(weight) for weight in weights)
         except UpsError as error:
             # Once a batch is missing, what follows is not the sequence anymore: stay failed.
             self._failure = error
@@ -98,9 +105,8 @@ class Loader:
             self.step, self._delivered = self.step + 1, 0
         return batches
 
-    def _part(self) -> Batch:
+    def _part(self, weight: float) -> Batch:
         arrays = self._read() if self._pool is None else self._receive(self._pool)
-        weight = self.source.sample_weight(arrays.task)
         batch = _to_batch(arrays.arrays, self._tasks[arrays.task], arrays.step, weight)
         return batch.pin_memory() if self._pin else batch
 
@@ -159,18 +165,21 @@ def build_loader(
     window_frames: int,
     micro_batch_size: int | None = None,
     grouped: bool = False,
+    together: bool = False,
     start_step: int = 0,
     array_source: LatentCache | None = None,
 ) -> Loader:
     """The training loader of one rank: windows of `window_frames` frames of the train split.
 
-    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch.
-    array_source: reads windows in place of the readers. Raises ConfigError if blocks cannot be
-    cut evenly, DataError if a task has no window of that length.
+    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch. together:
+    all ranks have the same tasks in the same micro-batches. array_source: reads windows in place of the readers. Raises
+    DataError if a task has no window of that length.
     """
     if len(readers) != len(data.tasks):
         raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
-    cuts = tuple(Cut.of(size, rank_info, micro_batch_size) for size in data.batch_sizes)
+    costs = tuple(math.prod(reader.space) for reader in readers)  # of a window: a network works on every point
+    rank, ranks = rank_info.rank, rank_info.world_size
+    cut = Cut(rank, ranks, tuple(data.batch_sizes), costs, micro_batch_size, together)
     indexes = tuple(WindowIndex.of(reader, "train", window_frames) for reader in readers)
     names = [task.name for task in data.tasks]
     for name, index in zip(names, indexes, strict=True):
@@ -184,7 +193,7 @@ def build_loader(
         tuple(readers),
         indexes,
         sampler,
-        cuts,
+        cut,
         grouped,
         array_source=array_source,
         host_ranks=rank_info.local_world_size,

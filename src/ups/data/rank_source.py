@@ -132,20 +132,21 @@ class ArraySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the number of a part stands for. numbers (B,) int64."""
+    """What the number of a part stands for. numbers (B,) int64. weight: of each window in the loss of the step."""
 
     step: int
     slot: int
     task: int
     numbers: Int64
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class RankSource:
-    """Readers, sampler and the cuts of one rank: number of a part -> arrays.
+    """Readers, sampler and the cut of one rank: number of a part -> arrays.
 
-    cuts: one for each task. grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as
-    one graph; otherwise each part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
+    grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as one graph; otherwise each
+    part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
     array_source: reads windows in place of the readers, with latents. host_ranks, host_readers: ranks of this host, and
     processes that read such a source; they share its cache of objects.
     """
@@ -153,7 +154,7 @@ class RankSource:
     readers: tuple[Reader, ...]
     indexes: tuple[WindowIndex, ...]
     sampler: Sampler
-    cuts: tuple[Cut, ...]
+    cut: Cut
     grouped: bool = False
     split: str = "train"
     array_source: ArraySource | None = None
@@ -162,13 +163,17 @@ class RankSource:
 
     def first(self, step: int) -> int:
         """The number of the first part of a step. Steps may have unequal numbers of parts: some numbers stay unused."""
-        return step * self.sampler.blocks_per_step * max(cut.batches_per_block for cut in self.cuts)
+        return step * self.sampler.blocks_per_step * max(self.sampler.batch_sizes)
 
     def layout(self, step: int) -> Layout:
-        """The micro-batches of a step, the same on every rank: each a tuple of (slot, part of the slot's block)."""
+        """The micro-batches of a step on this rank: each a tuple of (slot, part of the slot's block)."""
         tasks = self.sampler.tasks_of_step(step)
         grids = tuple(self.readers[task].space for task in tasks) if self.grouped else ((),) * len(tasks)
-        return _layout(grids, tuple(self.cuts[task].batches_per_block for task in tasks), self.grouped)
+        return _layout(grids, tuple(map(len, self.cut.parts(tasks))), self.grouped)
+
+    def rows(self, step: int, slot: int, part: int) -> tuple[int, int]:
+        """First and one past the last row of a part in the block of its slot; equal for a part without windows."""
+        return self.cut.parts(self.sampler.tasks_of_step(step))[slot][part]
 
     def numbers(self, step: int) -> Iterator[int]:
         """The numbers of all parts from `step` on, without end."""
@@ -181,13 +186,18 @@ class RankSource:
         """What part `number` of this rank is."""
         step, index = divmod(number, self.first(1))
         slot, part = [at for parts in self.layout(step) for at in parts][index]
-        task, _ = self.sampler.locate(step, slot)
-        block = self.sampler.block(step, slot, *self.cuts[task].rows(part))
-        return Planned(step, slot, block.task, block.numbers)
+        weight = self.sample_weight(step, slot, part)
+        block = self.sampler.block(step, slot, *(self.rows(step, slot, part) if weight else (0, 1)))
+        return Planned(step, slot, block.task, block.numbers, weight)
 
-    def sample_weight(self, task: int) -> float:
-        """The weight of a window of a task in the loss of a step: blocks count alike, whatever their size."""
-        return 1.0 / (self.sampler.blocks_per_step * self.sampler.batch_sizes[task])
+    def sample_weight(self, step: int, slot: int, part: int) -> float:
+        """The weight of each window of a part in the loss of a step: blocks count alike, whatever their size.
+
+        0 where the part has no windows: what is read in their place counts for nothing.
+        """
+        first, stop = self.rows(step, slot, part)
+        task, _ = self.sampler.locate(step, slot)
+        return float(stop > first) / (self.sampler.blocks_per_step * self.sampler.batch_sizes[task])
 
     def read(self, number: int) -> ArrayBatch:
         """Reads part `number`. Raises DataError that names file, trajectory and frame."""

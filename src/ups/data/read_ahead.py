@@ -118,10 +118,10 @@ def _cache() -> BlockCache | None:
 def steps_until_next_use(source: RankSource, planned: Planned) -> npt.NDArray[np.float64]:
     """For each window (n,) of a part: steps until frames of it are read again, be it with other frames around them.
 
-    Ranks of a host are taken to follow each other. A window that the next pass gives to another host counts as not
-    read for two passes.
+    Ranks of a host are taken to follow each other, and to take the same rows in later steps. A window that the next
+    pass gives to another host counts as not read for two passes.
     """
-    task, sampler, cut = planned.task, source.sampler, source.cuts[planned.task]
+    task, sampler, cut = planned.task, source.sampler, source.cut
     index, batch_size = source.indexes[task], sampler.batch_sizes[task]
     trajectories, starts = (np.asarray(num_steps, np.int64) for num_steps in index.locate_all(planned.numbers))
     first = planned.numbers - starts  # of the trajectory
@@ -131,7 +131,8 @@ def steps_until_next_use(source: RankSource, planned: Planned) -> npt.NDArray[np
     sharing = np.clip(sharing, first[:, None], last[:, None])
     _, begin = sampler.locate(planned.step, planned.slot)
     positions = sampler.next_positions(task, sharing.ravel(), begin + batch_size - 1)
-    ranks = positions % batch_size // cut.share
+    ends = cut.bounds(sampler.tasks_of_step(planned.step))[planned.slot, 1:]  # of the rows of each rank
+    ranks = np.searchsorted(ends, positions % batch_size, side="right")
     here = ranks // source.host_ranks == cut.rank // source.host_ranks
     distance = np.where(here, positions - begin, 2 * len(index)).reshape(sharing.shape)
     num_steps: npt.NDArray[np.float64] = distance.min(axis=1) / sampler.positions_per_step(task)

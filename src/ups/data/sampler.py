@@ -14,6 +14,8 @@ left to `ups.data.loader`.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import hashlib
 import heapq
 from collections.abc import Sequence
@@ -25,7 +27,6 @@ import numpy.typing as npt
 
 from ups.data.permutation import MAX_SIZE, Permutation
 from ups.errors import ConfigError, DataError
-from ups.spec.batch import RankInfo
 from ups.spec.keyed import key_of
 
 if TYPE_CHECKING:
@@ -238,51 +239,71 @@ def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a block is cut: a rank takes equal consecutive rows, a micro-batch takes equal consecutive rows of those."""
+    """Which rows of the blocks of a step one rank takes, and in which parts: its micro-batches.
 
-    batch_size: int
+    Windows go to the rank with the least work so far, the costly ones first. A rank may have no row of a block.
+    batch_sizes, costs: of each task; what a window costs, in any unit. micro_batch_size: the most windows in a part.
+    together: all ranks go through all parts of all blocks, because each pass exchanges weights (fsdp). Each block is
+    then balanced by itself.
+    """
+
     rank: int
     world_size: int
-    micro_batch_size: int
+    batch_sizes: tuple[int, ...]
+    costs: tuple[int, ...]
+    micro_batch_size: int | None = None
+    together: bool = False
 
-    @classmethod
-    def of(cls, batch_size: int, rank_info: RankInfo, micro_batch_size: int | None = None) -> Cut:
-        """The cut for one rank. Raises ConfigError where ranks would be unequal.
+    def bounds(self, tasks: Sequence[int]) -> Int64:
+        """(slots, ranks + 1): the first row of each rank in the blocks of these tasks, and the end of the last."""
+        bounds = np.zeros((len(tasks), self.world_size + 1), np.int64)
+        loads = np.zeros(self.world_size, np.int64)
+        for slot in sorted(range(len(tasks)), key=lambda slot: -self.costs[tasks[slot]]):
+            cost = self.costs[tasks[slot]]
+            counts = _shared(self.batch_sizes[tasks[slot]], cost, loads)
+            bounds[slot, 1:] = counts.cumsum()
+            if not self.together:
+                loads += cost * counts
+        return bounds
 
-        micro_batch_size: the most windows that a rank takes at once. It takes the largest part that divides its share,
-        so that a recipe runs with any number of ranks, and with tasks of unequal batches.
+    def parts(self, tasks: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For the block of each task the first and one past the last row of each part of this rank.
+
+        A part without rows keeps the rank in step with others: its pass counts for nothing.
         """
-        if batch_size % rank_info.world_size:
-            below = batch_size // rank_info.world_size * rank_info.world_size
-            sizes = [str(n) for n in (below, below + rank_info.world_size) if n > 0]
-            worlds = _neighbors(rank_info.world_size, batch_size)
-            raise ConfigError(
-                f"a block of {batch_size} windows cannot be cut into {rank_info.world_size} equal ranks",
-                hint=f"set batch_size (of data or of the task) to {' or '.join(sizes)}, or use {' or '.join(worlds)} "
-                "ranks",
-            )
-        share = batch_size // rank_info.world_size
-        most = share if micro_batch_size is None else max(1, min(micro_batch_size, share))
-        micro = next(size for size in range(most, 0, -1) if share % size == 0)
-        return cls(batch_size, rank_info.rank, rank_info.world_size, micro)
-
-    @property
-    def share(self) -> int:
-        """Rows of a block that a rank takes."""
-        return self.batch_size // self.world_size
-
-    @property
-    def batches_per_block(self) -> int:
-        return self.share // self.micro_batch_size
-
-    def rows(self, batch: int) -> tuple[int, int]:
-        """First and one past the last row of this rank's micro-batch `batch` of a block."""
-        start = self.rank * self.share + batch * self.micro_batch_size
-        return start, start + self.micro_batch_size
+        return _parts(self, tasks)
 
 
-def _neighbors(wanted: int, total: int) -> list[str]:
-    """The divisors of `total` next to `wanted`, below and above."""
-    below = next(n for n in range(min(wanted, total), 0, -1) if total % n == 0)
-    above = next((n for n in range(wanted, total + 1) if total % n == 0), total)
-    return [str(n) for n in sorted({below, above})]
+@functools.lru_cache(maxsize=64)
+def _parts(cut: Cut, tasks: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    shares = [cut.batch_sizes[task] // cut.world_size for task in tasks]
+    if even := not any(cut.batch_sizes[task] % cut.world_size for task in tasks):  # without work for each rank
+        ends = [(cut.rank * share, (cut.rank + 1) * share) for share in shares]
+    else:
+        bounds = cut.bounds(tasks)
+        ends, shares = bounds[:, cut.rank : cut.rank + 2].tolist(), np.diff(bounds).max(1).tolist()
+    blocks = []
+    for (first, stop), most in zip(ends, shares, strict=True):
+        rows, limit = stop - first, min(cut.micro_batch_size or most, most)
+        if even:  # equal parts
+            number = most // next(size for size in range(limit, 0, -1) if most % size == 0)
+        else:
+            number = -(-(most if cut.together else rows) // limit)
+        blocks.append(tuple((first + rows * n // number, first + rows * (n + 1) // number) for n in range(number)))
+    if not any(blocks):  # gradients are reduced in a pass, so each rank needs one
+        blocks[min(range(len(tasks)), key=lambda slot: cut.costs[tasks[slot]])] = ((0, 0),)
+    return tuple(blocks)
+
+
+def _shared(size: int, cost: int, loads: Int64) -> Int64:
+    """(ranks,): how many of `size` windows each rank takes if each goes to the rank with the least load so far."""
+
+    def begun(level: int) -> Int64:
+        """Windows of each rank that are begun at a load of `level` or less."""
+        return np.maximum((level - loads) // cost + 1, 0)
+
+    levels = range(int(loads.max()) + cost * (size // len(loads) + 1) + 1)
+    level = bisect.bisect_left(levels, size, key=lambda level: int(begun(level).sum()))
+    counts = begun(level - 1)
+    counts[np.flatnonzero(begun(level) > counts)[: size - int(counts.sum())]] += 1
+    return counts

@@ -213,7 +213,8 @@ class StageData(LightningDataModule):
             kind = "cuda" if self._module.device.type == "cuda" else "cpu"
             rank_info = RankInfo(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices, kind)  # type: ignore[arg-type]
             index = self._module.progress.stage_index
-            self._loader = stage_loader(self._recipe, self._opened, rank_info, index, self._module.stage)
+            # A strategy of Lightning may exchange weights in each pass.
+            self._loader = stage_loader(self._recipe, self._opened, rank_info, index, self._module.stage, together=True)
         loader = self._loader
         loader.load_state_dict({"step": first})
         while True:

@@ -187,7 +187,7 @@ def start_ranks(
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     if not hasattr(os, "memfd_create"):
         raise MachineError("supervised ranks need Linux", hint="train in one process: ups.fit (docs/install.md)")
-    share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
+    share = -(-max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks)
     options = _options(run_dir, recipe, ranks, host_info)
     chosen: dict[str, int] = {}
     if recipe.engine.micro_batch_size == "auto":
@@ -198,9 +198,8 @@ def start_ranks(
     options = replace(
         options,
         max_restarts=recipe.supervise.max_restarts,
-        micro_batch_size=chosen.get(MICRO_BATCH_SIZE) or recipe.engine.fixed_micro_batch_size or share,
+        micro_batch_size=min(chosen.get(MICRO_BATCH_SIZE) or recipe.engine.fixed_micro_batch_size or share, share),
         chosen=chosen,
-        batch_size=share,
         identity=identity,
         check_inputs=lambda: directory.check_inputs(run_dir, recipe, identity),
         last_step=directory.last_step_of(recipe),

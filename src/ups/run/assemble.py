@@ -108,8 +108,13 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
     return stepper, stage
 
 
-def stage_loader(recipe: Recipe, opened: OpenData, rank_info: RankInfo, index: int, stage: Stage) -> Loader:
-    """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
+def stage_loader(
+    recipe: Recipe, opened: OpenData, rank_info: RankInfo, index: int, stage: Stage, *, together: bool = False
+) -> Loader:
+    """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count.
+
+    together: all ranks go through the same micro-batches, as they also do under fsdp.
+    """
     data, config, cache = recipe.data_of(index), recipe.stages[index], None
     readers = opened.readers_of(recipe, data)
     if config.cache_place:
@@ -123,6 +128,7 @@ def stage_loader(recipe: Recipe, opened: OpenData, rank_info: RankInfo, index: i
         window_frames=stage.window_frames(recipe.data.context_frames),
         micro_batch_size=recipe.engine.fixed_micro_batch_size,
         grouped=recipe.model.groups_tasks,
+        together=together or recipe.engine.strategy == "fsdp",
         array_source=cache,
     )
 

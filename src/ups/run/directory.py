@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -145,32 +144,15 @@ def check_caches(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_ranks(recipe: Recipe, ranks: int) -> None:
-    """Raises ConfigError, before anything starts, if a batch or the model cannot be cut evenly over the ranks."""
+    """Raises ConfigError, before anything starts, if the copies of the model cannot be cut evenly over the ranks."""
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
-    problems: dict[str, str] = {}  # what is wrong -> what to do
     shard = recipe.engine.shard_ranks
     if shard is not None and ranks % shard:
-        problems[f"engine.shard_ranks ({shard}) does not divide {ranks} ranks"] = (
-            f"use --set engine.shard_ranks={_divisors(ranks)}, or a number of ranks that it divides"
+        raise ConfigError(
+            f"engine.shard_ranks ({shard}) does not divide {ranks} ranks",
+            hint=f"use --set engine.shard_ranks={_divisors(ranks)}, or a number of ranks that it divides",
         )
-    data = recipe.data
-    blocks = {
-        "data.batch_size" if task.batch_size is None else f"data.tasks.{number}.batch_size": size
-        for number, (task, size) in enumerate(zip(data.tasks, data.batch_sizes, strict=True))
-        # of no meaning where every stage has its own
-        if any(stage.batch_size is None for stage in recipe.stages)
-    }
-    blocks |= {f"stages.{n}.batch_size": s.batch_size for n, s in enumerate(recipe.stages) if s.batch_size}
-    uneven = {setting: size for setting, size in blocks.items() if size % ranks}
-    if uneven:
-        named = ", ".join(f"{setting} ({size})" for setting, size in uneven.items())
-        changes = " ".join(f"--set {setting}={-(-size // ranks) * ranks}" for setting, size in uneven.items())
-        problems[f"{named} cannot be cut evenly over {ranks} ranks"] = (
-            f"use {changes}, or --ranks {_divisors(math.gcd(*blocks.values()))}"
-        )
-    if problems:
-        raise ConfigError("; ".join(problems), hint="; ".join(problems.values()))
 
 
 def _divisors(number: int) -> str:

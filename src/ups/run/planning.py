@@ -21,7 +21,6 @@ import torch
 
 from ups.config.schema import Recipe
 from ups.data.open import open_tasks
-from ups.data.sampler import Cut
 from ups.distributed.runtime import Runtime
 from ups.evaluation.cost import break_even
 from ups.evaluation.rollout import RolloutPlan
@@ -47,16 +46,18 @@ def kinds_of(recipe: Recipe, opened: OpenData, index: int, ranks: int) -> list[K
         often: Counter[tuple[tuple[int, int], ...]] = Counter()
         for step in range(_STEPS):
             number = source.first(step)
+            tasks = source.sampler.tasks_of_step(step)
             for parts in source.layout(step):
-                tasks = [source.sampler.locate(step, slot)[0] for slot, _ in parts]
-                key = tuple((task, source.cuts[task].micro_batch_size) for task in tasks)
+                rows = [source.rows(step, *part) for part in parts]
+                sizes = [max(1, stop - start) for start, stop in rows]
+                key = tuple((tasks[slot], size) for (slot, _), size in zip(parts, sizes, strict=True))
                 often[key] += 1
                 first.setdefault(key, tuple(range(number, number + len(parts))))
                 number += len(parts)
         kinds = []
         for key, numbers in first.items():
             loader._numbers = iter(numbers)
-            batches = tuple(loader._part() for _ in numbers)
+            batches = tuple(loader._part(1.0) for _ in numbers)
             kinds.append(Kind(batches, tuple(size for _, size in key), often[key] / _STEPS))
     # The largest last: with the gradients of those before it, as it comes in a step sooner or later.
     return sorted(kinds, key=lambda kind: sum(b.state.numel() + b.target.numel() for b in kind.batches))
@@ -82,8 +83,7 @@ def largest_micro_batch(
     Rehearsed, not extrapolated: of the sizes that cut the share of a rank evenly, the list is halved until one is left.
     A rank never takes more than its share, whatever the memory.
     """
-    rank_info = RankInfo(0, ranks, 0, ranks)
-    share = max(Cut.of(size, rank_info).share for size in recipe.data_of(index).batch_sizes)
+    share = max(-(-size // ranks) for size in recipe.data_of(index).batch_sizes)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
 
     def fits(size: int) -> bool:
@@ -132,12 +132,16 @@ class Circumstances:
         """Memory of one rank."""
         return self.device.usable_bytes // (1 if self.device.queues else self.ranks)
 
-    def outlook(self, save_seconds: float, interval: float = 0.0) -> Outlook | None:
-        """What failures cost with saves every `interval` seconds of work; 0: Young's interval."""
+    def outlook(self, save_seconds: float, write_seconds: float, interval: float = 0.0) -> Outlook | None:
+        """What failures cost with saves every `interval` seconds of work; 0: Young's interval.
+
+        write_seconds: from a save until it is complete, while training continues; work since then is lost as well.
+        """
         if self.hours_between_failures is None:
             return None
         num_devices = self.ranks if self.device.queues else 1
-        return outlook(num_devices, self.hours_between_failures, save_seconds, self.restart_seconds, interval)
+        lost = self.restart_seconds + write_seconds
+        return outlook(num_devices, self.hours_between_failures, save_seconds, lost, interval)
 
 
 def plan_run(recipe: Recipe, opened: OpenData, setup: Circumstances) -> dict[str, Any]:
@@ -152,7 +156,8 @@ def plan_run(recipe: Recipe, opened: OpenData, setup: Circumstances) -> dict[str
     longest = max(stages, key=lambda stage: stage["seconds"])
     step = longest["step"]["seconds"]
     configured = recipe.checkpoint.interval_steps
-    young, as_is = setup.outlook(stops_seconds), setup.outlook(stops_seconds, interval=configured * step)
+    write_seconds = save_seconds if recipe.checkpoint.asynchronous else 0.0
+    young, as_is = (setup.outlook(stops_seconds, write_seconds, interval) for interval in (0.0, configured * step))
     effective = as_is.effective if as_is else configured * step / (configured * step + stops_seconds)
     hours = sum(seconds) / 3600 / effective if effective else float("inf")
     return {

@@ -146,7 +146,6 @@ class RestartPolicy:
 
     max_restarts: int = 3
     micro_batch_size: int = 0
-    batch_size: int = 0
     _since_commit: int = 0
     _commit: int | None = None
     _fingerprints: list[tuple[str, str, int]] = field(default_factory=list)
@@ -163,10 +162,9 @@ class RestartPolicy:
             return Decision(False, f"stop(not_retryable: {name})")
         overrides: dict[str, int] = {}
         if name == "out_of_memory" and self.micro_batch_size:
-            smaller = smaller_micro_batch(self.micro_batch_size, self.batch_size)
-            if smaller is None:
+            if self.micro_batch_size == 1:
                 return Decision(False, "stop(smallest_micro_batch)")
-            overrides = {MICRO_BATCH_SIZE: smaller}
+            overrides = {MICRO_BATCH_SIZE: self.micro_batch_size // 2}
         elif self._fingerprints.count(fault.fingerprint()) >= REPEATS_TO_STOP:
             return Decision(False, f"stop(same_fault_{REPEATS_TO_STOP}_times)")
         if self._since_commit >= self.max_restarts:
@@ -181,11 +179,3 @@ class RestartPolicy:
 def stored_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides as a run.json has them, of this or an earlier version, under present names."""
     return {MICRO_BATCH_SIZE if name == _FORMER_MICRO_BATCH_SIZE else name: v for name, v in overrides.items()}
-
-
-def smaller_micro_batch(current: int, batch_size: int) -> int | None:
-    """The largest size up to half of `current` that cuts a block evenly; None below one window."""
-    for size in range(current // 2, 0, -1):
-        if not batch_size or batch_size % size == 0:
-            return size
-    return None

@@ -168,13 +168,13 @@ class Rendezvous:
 class Options:
     """Settings of one supervised run.
 
-    `command` is what each rank runs. `micro_batch_size` is what a rank forwards at once and `batch_size` what it must
-    divide; with 0 an out-of-memory fault is restarted as it is. `chosen` are settings that were found for this
-    machine, by their names in the recipe; what an earlier attempt has found stays. `identity` is what checkpoints must
-    carry; None where ranks are not ours. `check_inputs` raises if recipe, statistics or data are not those that the run
-    was started with; it is called before each restart and before success is declared. `last_step` is where a finished
-    run must stand, where the recipe fixes it. `trackers` and `mirror` are looked at, not waited for. `ranks` are those
-    of the whole run; in a run over several hosts (`host_info`) those of this host are `local_ranks`.
+    `command` is what each rank runs. `micro_batch_size` is what a rank forwards at once; with 0 an out-of-memory fault
+    is restarted as it is. `chosen` are settings that were found for this machine, by their names in the recipe; what an
+    earlier attempt has found stays. `identity` is what checkpoints must carry; None where ranks are not ours.
+    `check_inputs` raises if recipe, statistics or data are not those that the run was started with; it is called before
+    each restart and before success is declared. `last_step` is where a finished run must stand, where the recipe fixes
+    it. `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; in a run over several
+    hosts (`host_info`) those of this host are `local_ranks`.
     """
 
     run_dir: Path
@@ -183,7 +183,6 @@ class Options:
     max_restarts: int = 3
     micro_batch_size: int = 0
     chosen: Mapping[str, int] = field(default_factory=dict)
-    batch_size: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     environment: Mapping[str, str] = field(default_factory=dict)
     rendezvous: Rendezvous = field(default_factory=Rendezvous)

@@ -32,7 +32,8 @@ from ups.supervise.options import HostInfo
 from ups.supervise.run_file import RunDocument, faults_of
 from ups.supervise.trackers import notes_of
 
-_WINDOW = 512
+# Records of a rank that are read, and of all ranks together: of many ranks fewer each.
+_WINDOW, _WINDOW_OF_ALL = 512, 2**16
 # JSON has no NaN: it is null there.
 OrNaN = Annotated[float, Field(strict=True), BeforeValidator(lambda value: math.nan if value is None else value)]
 
@@ -72,13 +73,13 @@ def rank_statuses(run_dir: Path, document: RunDocument) -> list[RankStatus]:
 
 def rows_of_rings(directory: Path, ranks: range, *, live: bool) -> list[RankStatus]:
     """One row for each of the ranks whose ring is in `directory` and can be read."""
-    rows = []
+    rows, window = [], max(16, min(_WINDOW, _WINDOW_OF_ALL // max(1, len(ranks))))
     for rank in ranks:
         with (
             contextlib.suppress(OSError, UpsError),
             contextlib.closing(BlackBoxReader(ring_path(directory, rank))) as reader,
         ):
-            records = reader.since(0, _WINDOW)
+            records = reader.since(0, window)
             if records:
                 rows.append(_row(reader, records, live=live))
     return rows

@@ -68,7 +68,7 @@ class _Supervision:
         self._box_root = box_root
         self._say = say
         self._file = RunFile(options.run_dir)
-        self._policy = RestartPolicy(options.max_restarts, options.micro_batch_size, options.batch_size)
+        self._policy = RestartPolicy(options.max_restarts, options.micro_batch_size)
         self._shown = _ShownOutput(options)
         self._identity = options.identity
         self._box_dir = box_root

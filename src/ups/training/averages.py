@@ -11,6 +11,7 @@ cut into micro-batches, and a checkpoint holds them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -99,16 +100,30 @@ class Meters:
             self._sums[name] = self._sums[name] + pair.double() if name in self._sums else pair.double()
 
     def reduce(self) -> dict[str, float]:
-        """Means over all samples of all ranks since the last call. Collective: all ranks, once.
+        """Means over all samples of all ranks since the last call. Collective: all ranks.
 
-        Every rank has counted the same names, because a micro-batch holds the same tasks on all ranks. What no sample
-        was counted for has no mean.
+        What no sample was counted for has no mean.
         """
-        names = sorted(self._sums)
+        names = self._all_names()
         if not names:
             return {}
-        packed = torch.stack([self._sums[n].to(self._device) for n in names])
+        nothing = torch.zeros(2, dtype=torch.float64)
+        packed = torch.stack([self._sums.get(n, nothing).to(self._device) for n in names])
         if self._distributed:
             dist.all_reduce(packed)
         self._sums.clear()
         return {name: total / number for name, (total, number) in zip(names, packed.tolist(), strict=True) if number}
+
+    def _all_names(self) -> list[str]:
+        """The names that any rank has counted: where tasks are few, not all ranks see all of them."""
+        names = sorted(self._sums)
+        if not self._distributed:
+            return names
+        digest = int.from_bytes(hashlib.sha256("\n".join(names).encode()).digest()[:7])
+        extremes = torch.tensor([digest, -digest], device=self._device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        if extremes.sum() == 0:
+            return names
+        everyone: list[list[str]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(everyone, names)
+        return sorted({name for each in everyone for name in each})

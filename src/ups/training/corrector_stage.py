@@ -228,7 +228,7 @@ class FlowStage(StageOnResiduals):
         for batch, residual in zip(batches, residuals, strict=True):
             rows = [n for n, name in enumerate(self.flow.row_names) if name[0] == batch.task.name]
             squares = residual.double().square().flatten(2).mean(2)  # (B, C)
-            finite = squares.isfinite().all(1)
+            finite = squares.isfinite().all(1) & (batch.sample_weight > 0)
             sums[rows, 0] += squares[finite].sum(0)
             sums[rows, 1] += finite.sum()
 

@@ -39,7 +39,11 @@ class BatchSource(Protocol):
     """A loader: endless micro-batches of this rank, each a group of batches of one task."""
 
     def batches_in_step(self, step: int) -> int:
-        """Micro-batches of an optimizer step, the same on every rank."""
+        """Micro-batches of an optimizer step on this rank; the same on every rank where each pass is collective."""
+        ...
+
+    def windows_in_step(self, step: int) -> int:
+        """Windows of an optimizer step over all ranks."""
         ...
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]: ...
@@ -234,8 +238,8 @@ class Engine:
                 (losses.total * self.runtime.world_size).backward()
             seen.append(losses.metrics)
             self._compiled |= passes
-            self.windows += self.runtime.world_size * sum(batch.num_samples for batch in group)
 
+        self.windows += self.loader.windows_in_step(self.progress.stage_step)
         self.box.issue("gradient_norm", Phase.SYNC, number, stage)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         # Reduced already, so every rank judges the same number and all skip the same step.

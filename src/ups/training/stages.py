@@ -79,6 +79,8 @@ class LossModule(Spreadable, ABC):
             weight += batch.sample_weight * batch.num_samples
             for name, values in losses.items():
                 pair = sum_and_count(values.detach().sum(), batch.num_samples)
+                if not batch.sample_weight:  # what a rank without windows of a task reads in their place
+                    pair = torch.zeros_like(pair)
                 key = f"train/{batch.task.name}/{name}"
                 metrics[key] = metrics[key] + pair if key in metrics else pair  # a step may have a task twice
         if total is None:

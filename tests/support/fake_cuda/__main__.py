@@ -53,6 +53,9 @@ class Given:
     def batches_in_step(self, step: int) -> int:
         return len(self.groups)
 
+    def windows_in_step(self, step: int) -> int:
+        return sum(batch.num_samples for group in self.groups for batch in group)
+
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         while True:
             yield from (tuple(batch.pin_memory() for batch in group) for group in self.groups)

@@ -155,7 +155,6 @@ def start(
         "ranks": ranks,
         "max_restarts": restarts,
         "micro_batch_size": micro_batch_size,
-        "batch_size": micro_batch_size,
         "recipe": str(recipe or ""),
         "deadlines": {**DEADLINES, **(deadlines or {})},
         "rendezvous": rendezvous or {},

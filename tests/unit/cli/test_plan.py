@@ -43,8 +43,9 @@ def test_what_cannot_be_planned_is_refused(recipe: str, capsys: pytest.CaptureFi
     assert run(["plan", recipe, "--gpu", "h1000"]) == 3
     assert "known: a10, a100-40g" in capsys.readouterr().err
     assert run(["plan", recipe, "--gpu", "h100", "--measure"]) == 3
-    assert run(["plan", recipe, "--gpus", "3", "--gpu", "h100"]) == 3
-    assert "cannot be cut evenly over 3 ranks" in capsys.readouterr().err
+    shards = ["--set", "engine.strategy=fsdp", "--set", "engine.shard_ranks=2"]
+    assert run(["plan", recipe, "--gpus", "3", "--gpu", "h100", *shards]) == 3
+    assert "engine.shard_ranks (2) does not divide 3 ranks" in capsys.readouterr().err
 
 
 # The calculations of docs/plan.md: communication and the part of it that is not hidden (ms), the interval of Young (s),

@@ -11,7 +11,6 @@ import pytest
 from ups.data.rank_source import Planned, RankSource, WindowIndex
 from ups.data.read_ahead import steps_until_next_use
 from ups.data.sampler import Cut, Sampler
-from ups.spec.batch import RankInfo
 
 TRAJECTORIES, FRAMES, WINDOW, BLOCK = 20, 12, 4, 6
 
@@ -19,13 +18,12 @@ TRAJECTORIES, FRAMES, WINDOW, BLOCK = 20, 12, 4, 6
 def _source(rank: int, world: int, host_ranks: int, steady: bool = False, **differing: Any) -> RankSource:
     index = WindowIndex(TRAJECTORIES, 0 if steady else FRAMES, 0 if steady else WINDOW, steady, **differing)
     sampler = Sampler(["one"], [len(index)], seed=3, batch_sizes=[BLOCK], blocks_per_step=1)
-    cut = Cut.of(BLOCK, RankInfo(rank, world))
-    return RankSource((None,), (index,), sampler, (cut,), host_ranks=host_ranks)  # type: ignore[arg-type]
+    cut = Cut(rank, world, (BLOCK,), (1,))
+    return RankSource((None,), (index,), sampler, cut, host_ranks=host_ranks)  # type: ignore[arg-type]
 
 
 def _planned(source: RankSource, step: int) -> Planned:
-    rows = source.cuts[0].rows(0)
-    return Planned(step, 0, 0, source.sampler.block(step, 0, *rows).numbers)
+    return Planned(step, 0, 0, source.sampler.block(step, 0, *source.rows(step, 0, 0)).numbers)
 
 
 def _frames(source: RankSource, number: int) -> set[tuple[int, int]]:
@@ -38,8 +36,8 @@ def _played(source: RankSource, number: int, step: int, host: list[int]) -> int 
     wanted = _frames(source, number)
     for later in range(step + 1, step + 2 * len(source.indexes[0]) // BLOCK + 2):
         for rank in host:
-            cut = replace(source.cuts[0], rank=rank)
-            for other in source.sampler.block(later, 0, *cut.rows(0)).numbers.tolist():
+            ((rows,),) = replace(source.cut, rank=rank).parts((0,))
+            for other in source.sampler.block(later, 0, *rows).numbers.tolist():
                 if wanted & _frames(source, other):
                     return later - step
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ups.config.schema import DataConfig
 from ups.data.sampler import Cut, Sampler, TaskStream, build_sampler
-from ups.errors import ConfigError, DataError
-from ups.spec.batch import RankInfo
+from ups.errors import DataError
 
 SIZES = st.lists(st.integers(1, 10**12) | st.integers(1, 200), min_size=1, max_size=10)
 STEPS = st.integers(0, 10**9) | st.integers(0, 50)
@@ -25,45 +24,83 @@ def sampler_of(sizes: list[int], batch_size: int, blocks_per_step: int, seed: in
     return Sampler(names, sizes, seed=seed, batch_sizes=blocks, blocks_per_step=blocks_per_step, **values)  # type: ignore[arg-type]
 
 
-def rank_batches(
-    sampler: Sampler, rank_info: RankInfo, step: int, micro_batch_size: int | None
-) -> Iterator[tuple[int, np.ndarray]]:
-    cut = Cut.of(sampler.batch_sizes[0], rank_info, micro_batch_size)
-    for slot in range(sampler.blocks_per_step):
-        for batch in range(cut.batches_per_block):
-            block = sampler.block(step, slot, *cut.rows(batch))
-            yield block.task, block.numbers
+def cut_of(sampler: Sampler, rank: int, world_size: int, micro_batch_size: int | None = None, **more: Any) -> Cut:
+    costs = more.pop("costs", (1,) * len(sampler.batch_sizes))
+    return Cut(rank, world_size, sampler.batch_sizes, costs, micro_batch_size, **more)
 
 
 def global_batch(
-    sampler: Sampler, world_size: int, step: int, micro_batch_size: int | None = None
+    sampler: Sampler, world_size: int, step: int, micro_batch_size: int | None = None, **more: Any
 ) -> list[tuple[int, int]]:
     """(task, window) of every row, slot by slot, as the world of that size sees it."""
     slots: list[list[tuple[int, int]]] = [[] for _ in range(sampler.blocks_per_step)]
     for rank in range(world_size):
-        cut = Cut.of(sampler.batch_sizes[0], RankInfo(rank, world_size), micro_batch_size)
-        for i, (task, numbers) in enumerate(rank_batches(sampler, RankInfo(rank, world_size), step, micro_batch_size)):
-            slots[i // cut.batches_per_block] += [(task, int(n)) for n in numbers]
+        cut = cut_of(sampler, rank, world_size, micro_batch_size, **more)
+        for slot, parts in enumerate(cut.parts(sampler.tasks_of_step(step))):
+            for rows in parts:
+                block = sampler.block(step, slot, *rows)
+                slots[slot] += [(block.task, int(n)) for n in block.numbers]
     return [row for slot in slots for row in slot]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=SIZES,
     world_size=st.integers(1, 64),
-    rows=st.integers(1, 3),
-    micro_batch_size=st.sampled_from([1, None]),
+    batch_size=st.integers(1, 150),
+    micro_batch_size=st.sampled_from([1, 2, 5, None]),
+    costs=st.lists(st.sampled_from([1, 16, 100, 4096]), min_size=10, max_size=10),
+    together=st.booleans(),
     slots=st.integers(1, 10),
     step=STEPS,
     seed=st.integers(0, 2**63 - 1),
 )
 def test_the_global_batch_is_the_same_for_every_world_size(
-    sizes: list[int], world_size: int, rows: int, micro_batch_size: int | None, slots: int, step: int, seed: int
+    sizes: list[int],
+    world_size: int,
+    batch_size: int,
+    micro_batch_size: int | None,
+    costs: list[int],
+    together: bool,
+    slots: int,
+    step: int,
+    seed: int,
 ) -> None:
-    sampler = sampler_of(sizes, rows * world_size, slots, seed)
+    sampler = sampler_of(sizes, batch_size, slots, seed)
     alone = global_batch(sampler, 1, step)
-    assert global_batch(sampler, world_size, step, micro_batch_size) == alone
-    assert len(alone) == slots * rows * world_size
+    more = {"costs": tuple(costs[: len(sizes)]), "together": together}
+    assert global_batch(sampler, world_size, step, micro_batch_size, **more) == alone
+    assert len(alone) == slots * batch_size
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    world_size=st.integers(1, 40),
+    blocks=st.lists(st.tuples(st.integers(1, 90), st.sampled_from([1, 7, 64, 1000])), min_size=1, max_size=6),
+)
+def test_ranks_differ_by_no_more_than_the_cost_of_one_window(world_size: int, blocks: list[tuple[int, int]]) -> None:
+    sizes, costs = (tuple(each) for each in zip(*blocks, strict=True))
+    tasks = tuple(range(len(blocks)))
+    work = [
+        sum(cost * (stop - start) for cost, parts in zip(costs, cut.parts(tasks), strict=True) for start, stop in parts)
+        for cut in (Cut(rank, world_size, sizes, costs) for rank in range(world_size))
+    ]
+    assert sum(work) == sum(size * cost for size, cost in blocks)
+    assert max(work) - min(work) <= max(costs)
+    shares = np.diff(Cut(0, world_size, sizes, costs, together=True).bounds(tasks))
+    assert (shares.max(1) - shares.min(1) <= 1).all()
+
+
+def test_costly_windows_go_first_and_cheap_ones_fill_up() -> None:
+    cuts = [Cut(rank, 2, (8, 1), (1, 8)) for rank in range(2)]
+    assert [cut.parts((0, 1)) for cut in cuts] == [((), ((0, 1),)), (((0, 8),), ())]
+
+
+def test_a_rank_without_a_window_has_one_pass_that_counts_for_nothing() -> None:
+    assert Cut(3, 4, (1, 2), (9, 4)).parts((0, 1)) == ((), ((0, 0),))
+    together = [Cut(rank, 4, (1, 6), (9, 4), 1, together=True).parts((0, 1)) for rank in range(4)]
+    assert [[len(parts) for parts in blocks] for blocks in together] == [[1, 2]] * 4
+    assert together[3] == (((1, 1),), ((5, 5), (5, 6)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -94,10 +131,9 @@ def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step:
     sampler = sampler_of(sizes, 2 * world_size, slots)
     seen: set[tuple[int, int, int]] = set()  # (task, pass, window): a task smaller than the batch is passed repeatedly
     for rank in range(world_size):
-        cut = Cut.of(sampler.batch_sizes[0], RankInfo(rank, world_size))
-        for slot in range(slots):
+        parts = cut_of(sampler, rank, world_size).parts(sampler.tasks_of_step(step))
+        for slot, ((start, stop),) in enumerate(parts):
             task, position = sampler.locate(step, slot)
-            start, stop = cut.rows(0)
             passes = [(position + row) // sizes[task] for row in range(start, stop)]
             windows = sampler.block(step, slot, start, stop).numbers.tolist()
             seen |= {(task, p, w) for p, w in zip(passes, windows, strict=True)}
@@ -138,14 +174,6 @@ def test_equal_shares_and_a_slot_for_each_task_put_each_task_once_in_each_step(n
     sampler = sampler_of([50] * num_tasks, 4, num_tasks)
     for step in (0, 1, 17, 10**9):
         assert sorted(sampler.tasks_of_step(step)) == list(range(num_tasks))
-
-
-def test_a_micro_batch_holds_one_task_and_it_is_the_same_on_all_ranks() -> None:
-    sampler = sampler_of([50, 60, 70], 12, 2)
-    for step in range(6):
-        tasks = {tuple(task for task, _ in rank_batches(sampler, RankInfo(rank, 4), step, 1)) for rank in range(4)}
-        assert len(tasks) == 1
-        assert len(next(iter(tasks))) == 2 * 3
 
 
 def test_each_pass_has_its_own_order_and_so_has_each_seed_and_task() -> None:
@@ -192,21 +220,15 @@ def test_a_recipe_builds_its_sampler() -> None:
     assert sampler.tasks_of_step(1) == (4, 0, 1, 2)
 
 
-def test_a_block_that_ranks_cannot_share_equally_is_refused_with_the_sizes_that_work() -> None:
-    with pytest.raises(ConfigError, match="a block of 32 windows cannot be cut into 12 equal ranks") as caught:
-        Cut.of(32, RankInfo(0, 12))
-    assert caught.value.hint == "set batch_size (of data or of the task) to 24 or 36, or use 8 or 16 ranks"
-
-
-def test_more_ranks_than_rows_are_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Cut.of(4, RankInfo(0, 1024))
-    assert caught.value.hint == "set batch_size (of data or of the task) to 1024, or use 4 ranks"
-
-
-def test_a_micro_batch_is_the_largest_part_of_the_share_that_is_allowed() -> None:
-    assert Cut.of(32, RankInfo(0, 2), 5).micro_batch_size == 4
-    assert Cut.of(5, RankInfo(0, 1), 4).micro_batch_size == 1
+@pytest.mark.parametrize(
+    ("size", "ranks", "limit", "expected"),
+    [(32, 2, 5, [4] * 4), (5, 1, 4, [1] * 5), (32, 8, 16, [4]), (7, 2, 3, [2, 2]), (7, 2, None, [4])],
+)
+def test_a_micro_batch_is_the_largest_part_of_the_share_that_is_allowed(
+    size: int, ranks: int, limit: int | None, expected: list[int]
+) -> None:
+    (parts,) = Cut(0, ranks, (size,), (1,), limit).parts((0,))
+    assert [stop - start for start, stop in parts] == expected
 
 
 def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
@@ -221,10 +243,6 @@ def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
     assert sorted(seen[1]) == sorted([*range(10)] * 3)
     equal = Sampler(["a", "b"], [12, 10], seed=1, batch_sizes=[4, 4], blocks_per_step=2)
     assert sampler.fingerprint != equal.fingerprint
-
-
-def test_a_micro_batch_larger_than_the_share_is_the_whole_share() -> None:
-    assert Cut.of(32, RankInfo(0, 8), 16).micro_batch_size == 4
 
 
 def test_an_empty_task_is_refused() -> None:

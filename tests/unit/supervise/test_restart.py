@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ups.supervise.fault import Fault, RestartPolicy, smaller_micro_batch
+from ups.supervise.fault import Fault, RestartPolicy
 
 
 def fault(cause: str = "killed(SIGKILL)", step: int = 7, checkpoint: int | None = 5, **more: Any) -> Fault:
@@ -46,7 +46,7 @@ def test_what_does_not_heal_is_not_tried_again(cause: str) -> None:
 
 
 def test_lack_of_memory_halves_the_micro_batch_until_nothing_is_left() -> None:
-    policy = RestartPolicy(max_restarts=10, micro_batch_size=12, batch_size=24)
+    policy = RestartPolicy(max_restarts=10, micro_batch_size=12)
     sizes = []
     while (decision := policy.decide(fault("out_of_memory"))).restart:
         sizes.append(decision.overrides["engine.micro_batch_size"])
@@ -57,13 +57,6 @@ def test_lack_of_memory_halves_the_micro_batch_until_nothing_is_left() -> None:
 def test_lack_of_memory_without_a_known_micro_batch_is_an_ordinary_fault() -> None:
     decision = RestartPolicy(max_restarts=1).decide(fault("out_of_memory"))
     assert (decision.action, decision.overrides) == ("restart 1/1", {})
-
-
-@pytest.mark.parametrize(
-    ("current", "block", "smaller"), [(8, 32, 4), (32, 32, 16), (5, 15, 1), (1, 8, None), (9, 0, 4)]
-)
-def test_a_smaller_micro_batch_still_cuts_the_block_evenly(current: int, block: int, smaller: int | None) -> None:
-    assert smaller_micro_batch(current, block) == smaller
 
 
 def test_the_one_line_has_the_documented_form() -> None:

@@ -98,7 +98,7 @@ def train_alike(
         counts = {
             "ranks": runtime.world_size,
             "micro-batches of a rank in a step": parts.loader.batches_in_step(0),
-            "micro-batches of a rank in a block": parts.loader.source.cuts[0].batches_per_block,
+            "micro-batches of a rank in a block": len(parts.loader.source.cut.parts((0,))[0]),
             "blocks in a step": recipe.data_of(index).blocks_per_step,
         }
         what = f"the gradient of {counted(runtime.world_size, 'rank')} in {where}"

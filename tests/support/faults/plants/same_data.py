@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from ups.data.sampler import Cut
 
-_of = Cut.of.__func__
+_parts = Cut.parts
 
 
-def of(cls, batch_size, rank_info, micro_batch_size=None):
-    return replace(_of(cls, batch_size, rank_info, micro_batch_size), rank=0)
+def parts(self, tasks):
+    return _parts(replace(self, rank=0), tasks)
 
 
-Cut.of = classmethod(of)
+Cut.parts = parts

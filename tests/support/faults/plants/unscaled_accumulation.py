@@ -5,8 +5,8 @@ from ups.data.rank_source import RankSource
 _weight = RankSource.sample_weight
 
 
-def weight(self, task):
-    return _weight(self, task) * self.cuts[task].batches_per_block
+def weight(self, step, slot, part):
+    return _weight(self, step, slot, part) * len(self.cut.parts(self.sampler.tasks_of_step(step))[slot])
 
 
 RankSource.sample_weight = weight
