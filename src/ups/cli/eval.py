@@ -252,7 +252,7 @@ def page(
     runtime: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="onnxruntime-web from npm, a .tgz or a directory; without it, it is downloaded once."
+            metavar="PATH", help="onnxruntime-web from npm, a .tgz or a directory; without it, npm is asked once."
         ),
     ] = None,
     plugin: PluginOption = [],  # noqa: B006 - typer copies it

@@ -272,10 +272,10 @@ class Reader(ABC):
                         parameters[i] = self._parameters(split, trajectory)
             if self._task.mask:
                 channel = self._task.channel_names("static").index(self._task.mask)
-                holes = ~(static[:, channel] <= 0)  # (B, *S): a cell that is a hole in part is one
-                for fields in (state.swapaxes(0, 1), static[None], target[None]):  # (T, B, C, *S)
+                holes = ~(block.static[:, channel] <= 0)  # (B, *S): a cell that is a hole in part is one
+                for fields in (state.swapaxes(0, 1), block.static[None], block.target[None]):  # (T, B, C, *S)
                     fields[np.broadcast_to(holes[:, None], fields.shape)] = 0
-                static[:, channel] = holes
+                block.static[:, channel] = holes
         except FloatingPointError as error:
             raise DataError(
                 f"{self.where(split, trajectory)} has finite values that float32 cannot hold ({error})",

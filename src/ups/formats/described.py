@@ -185,7 +185,7 @@ class _Understanding:
         )
         layout = DescribedLayout(
             task=task,
-            sources=sources,
+            sources=tuple(sources),
             coordinates=tuple(values for _, values, _ in grid),
             flipped=tuple(falls for _, _, falls in grid),
             num_trajectories=count,

@@ -13,9 +13,9 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -45,7 +45,7 @@ from ups.record.run_dir import home_directory, states_beside
 from ups.spec.task import TaskSpec
 
 RUNTIME = "onnxruntime-web-1.30.0"
-RUNTIME_URL = f"https://registry.npmjs.org/onnxruntime-web/-/{RUNTIME}.tgz"
+NPM_PACK = ("npm", "pack", RUNTIME.replace("web-", "web@"))
 # The plain wasm build, which needs no thread and no GPU: name in the page -> file in the package, its SHA-256.
 RUNTIME_FILES = {
     "runtime": (
@@ -57,7 +57,7 @@ RUNTIME_FILES = {
         "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
     ),
 }
-MAX_DOWNLOAD_BYTES, DOWNLOAD_SECONDS = 64 * 2**20, 60.0
+MAX_FILE_BYTES, DOWNLOAD_SECONDS = 64 * 2**20, 120.0
 NUM_STATES = 3
 
 
@@ -120,11 +120,11 @@ def page_html(title: str, blobs: Mapping[str, bytes]) -> str:
 def read_runtime(given: Path | None = None) -> dict[str, bytes]:
     """The files of onnxruntime-web, by their name in the page.
 
-    given: the package as npm gives it, packed or not. Without one that of the working directory is taken, or it is
-    downloaded, once. Raises BundleError for other files, and FetchUnavailableError.
+    given: the package as npm gives it, packed or not. Without one that of the working directory is taken, or npm is
+    asked for it, once. Raises BundleError for other files, and FetchUnavailableError.
     """
     beside = (Path(f"{RUNTIME}.tgz"), Path("node_modules/onnxruntime-web"))
-    path = given or next((one for one in beside if one.exists()), None) or _downloaded()
+    path = given or next((one for one in beside if one.exists()), None) or _from_npm()
     with machine_errors(f"cannot read {path}"):
         try:
             contents = _package_files(path)
@@ -143,31 +143,31 @@ def _package_files(path: Path) -> dict[str, bytes]:
     with tarfile.open(path, "r:gz") as archive:
         for name, (file, _) in RUNTIME_FILES.items():
             member = archive.extractfile(f"package/{file}")
-            contents[name] = b"" if member is None else member.read(MAX_DOWNLOAD_BYTES)
+            contents[name] = b"" if member is None else member.read(MAX_FILE_BYTES)
     return contents
 
 
 def _wrong_runtime(path: Path) -> BundleError:
-    hint = f"npm pack {RUNTIME.replace('web-', 'web@')}, or download {RUNTIME_URL}"
-    return BundleError(f"{path} is not the package {RUNTIME} of npm, or it is damaged", hint=hint)
+    return BundleError(f"{path} is not the package {RUNTIME} of npm, or it is damaged", hint=" ".join(NPM_PACK))
 
 
-def _downloaded() -> Path:
+def _from_npm() -> Path:
     """The package in the user's cache."""
     home = home_directory()
     root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache") or tempfile.gettempdir()
     path = Path(root) / "ups" / f"{RUNTIME}.tgz"
     if not path.exists():
+        with machine_errors(f"cannot write {path.parent}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        command = [*NPM_PACK, "--silent", "--pack-destination", str(path.parent)]
         try:
-            with urllib.request.urlopen(RUNTIME_URL, timeout=DOWNLOAD_SECONDS) as reply:
-                content = reply.read(MAX_DOWNLOAD_BYTES)
-        except OSError as error:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[:1]
             raise FetchUnavailableError(
-                f"cannot download {RUNTIME_URL}: {error}",
-                hint=f"download it elsewhere, or `npm pack {RUNTIME.replace('web-', 'web@')}`, and name it: --runtime",
+                f"npm gives no {RUNTIME}: {''.join(said)[:500]}",
+                hint=f"run `{' '.join(NPM_PACK)}` where npm and a network are, and name the file: --runtime",
             ) from error
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file_atomically(path, content)
     return path
 
 

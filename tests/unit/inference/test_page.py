@@ -7,9 +7,9 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -71,25 +71,24 @@ def test_another_runtime_is_refused(tmp_path: Path, change: str) -> None:
 
 
 @pytest.mark.usefixtures("pinned")
-def test_without_a_package_it_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def answer(url: str, timeout: float) -> io.BytesIO:
-        asked.append(url)
-        return io.BytesIO(package(tmp_path / "server.tgz").read_bytes())
-
-    monkeypatch.setattr(urllib.request, "urlopen", answer)
+def test_without_a_package_npm_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, asked = tmp_path / "bin", tmp_path / "asked"
+    programs.mkdir()
+    npm, server = programs / "npm", package(tmp_path / "server.tgz")
+    npm.write_text(f'#!/bin/sh\necho "$1 $2" >> {asked}\ncp {server} "$5/onnxruntime-web-1.30.0.tgz"\n')
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     assert page.read_runtime() == page.read_runtime()
-    assert asked == [page.RUNTIME_URL]
-
-    def refuse(url: str, timeout: float) -> io.BytesIO:
-        raise OSError("no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    assert asked.read_text() == "pack onnxruntime-web@1.30.0\n"
+    npm.write_text("#!/bin/sh\necho no network >&2\nexit 1\n")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     with pytest.raises(FetchUnavailableError, match="no network") as caught:
         page.read_runtime()
     assert "--runtime" in caught.value.hint
+    npm.unlink()
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(FetchUnavailableError, match="npm"):
+        page.read_runtime()
 
 
 def test_the_page_allows_its_own_script_by_hash_and_no_request() -> None:
