@@ -21,7 +21,6 @@ import pytest
 from tests.support.faults.doctor_data import write_data, write_recipe
 from tests.support.faults.planted import PLANTS, SILENT_BUGS, planted, run_checks, write_assignment
 from ups.cli.doctor import show
-from ups.cli.main import run
 from ups.config.recipe import resolve
 from ups.doctor import examine
 from ups.doctor.checks import CHECK_PROGRAMS, names
@@ -176,10 +175,6 @@ def test_what_is_printed_for_a_failed_check_explains_it(capsys: pytest.CaptureFi
         ["try", "divide"],
         ["log", "/tmp/log"],
     ]
-
-
-def test_ranks_that_cannot_share_a_block_are_a_mistake_in_the_command(prepared: Path) -> None:
-    assert run(["doctor", str(prepared / "recipe.yaml"), "--ranks", "3"]) == 3
 
 
 def _command(pid: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from ups.doctor.examine import Examination, Verdict, examine
 from ups.errors import DataError, errors_as
 from ups.record.files import MAX_RUN_BYTES, load_object
+from ups.record.processes import module_command
 from ups.record.text import printable
 from ups.run.software import cleaner, environment_record
 
@@ -69,7 +70,7 @@ def write_report(
 
 def run_tests(seconds: float) -> dict[str, Any]:
     """Outcomes of the tests of GPUs by name, also of those before the time was up, and the end of the output."""
-    command = [sys.executable, "-m", "pytest", str(TESTS), "-v", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = module_command("pytest", str(TESTS), "-v", "-p", "no:cacheprovider", "-p", "no:xdist")
     tests = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         output, ending = tests.communicate(timeout=max(1.0, seconds))[0], ""

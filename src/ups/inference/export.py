@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from ups import __version__
 from ups.config.schema import TaskConfig
-from ups.data.open import open_task
 from ups.errors import BundleError, IntegrityError, MissingExtraError, errors_as
 from ups.inference.bundle import Bundle
 from ups.inference.calibration import Calibration
@@ -271,6 +270,8 @@ def first_batch(bundle: Bundle, task: TaskSpec, samples: int) -> Batch:
     store = states_beside(bundle.path, task.name)
     if store is None:
         return typical_batch(bundle, task, samples)
+    from ups.data.open import open_task  # a simulator loads without readers
+
     reader = open_task(TaskConfig(name=task.name, path=str(store)))
     chosen, frames = range(min(samples, reader.splits["test"])), 0 if task.steady else bundle.info.context_frames
     block = reader.read_block("test", chosen, [0 for _ in chosen], frames)

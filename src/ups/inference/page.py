@@ -25,7 +25,6 @@ import numpy as np
 
 from ups import __version__
 from ups.config.schema import TaskConfig
-from ups.data.open import open_task
 from ups.errors import BundleError, FetchUnavailableError
 from ups.inference.bundle import Bundle
 from ups.inference.export import (
@@ -180,6 +179,8 @@ def _states(bundle: Bundle, task: TaskSpec) -> list[dict[str, Any]]:
         state = {"label": f"{'random' if store is None else 'test'} {number + 1}", "parameters": parameters}
         states.append(state | {"state": _packed(batch.state[number]), "static": _packed(batch.static[number])})
     if store is not None and task.num_spatial_dims == 1 and not task.steady:
+        from ups.data.open import open_task  # a simulator loads without readers
+
         reader = open_task(TaskConfig(name=task.name, path=str(store)))
         for number, state in enumerate(states):
             frames = reader.read("test", number, 0, reader.frames_in("test", number)).state

@@ -103,9 +103,9 @@ def test_scores_in_normalized_units_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     """Planted: prediction and truth are both divided by a scale before they are scored, so that nRMSE hides it."""
 
     class Normalized(accumulate.Accumulator):
-        def add(self, trajectories, prediction, truth, before=None):
-            scale = 7.0
-            super().add(trajectories, prediction / scale, truth / scale, None if before is None else before / scale)
+        def add(self, trajectories, prediction, truth, before=None, valid=None):
+            before = None if before is None else before / 7.0
+            super().add(trajectories, prediction / 7.0, truth / 7.0, before, valid)
 
     monkeypatch.setattr(rollout, "Accumulator", Normalized)
     with pytest.raises(AssertionError):

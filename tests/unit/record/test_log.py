@@ -14,7 +14,6 @@ from ups.record import log
 SOURCE = Path(log.__file__).parents[1]
 # Programs that say how they are called, what cannot wait for a logger, and the display of a library.
 WRITERS = {
-    "doctor/probes/check.py",
     "doctor/probes/libraries.py",
     "library/train.py",
     "record/failure.py",

@@ -307,12 +307,12 @@ def heads() -> list[bytes]:
     start = f"POST /rollout HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\nContent-Type: {JSON}\r\n".encode()
     return [
         b"\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /rollout HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00" * 50,
         b"GET  HTTP/1.1\r\n\r\n",
         b"A" * 100_000,
-        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /nothing HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+        b"GET /nothing HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         start + b"Content-Length: -1\r\n\r\n",
         start + b"Content-Length: 99999999999999999999\r\n\r\n{}",
         start + b"Content-Length: 10\r\nContent-Length: 20\r\n\r\n{}",
