@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ups.data.permutation import Permutation
 from ups.errors import DataError, MachineError
 from ups.formats.base import Array, Reader, WindowBlock
 from ups.record.files import open_regular, parse_object, write_file_atomically
-from ups.record.run_dir import home_directory
+from ups.record.run_dir import cache_directory
 from ups.spec.descriptors import Moments, RangeFinder, by_channel, ranges_fit
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics, safe
@@ -255,13 +254,12 @@ def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
     """Where statistics are kept: next to the data, or in the cache of the person, if that person has a home."""
     at_data = statistics_path(path)
     beside = [] if isinstance(at_data, BucketPath) else [at_data]  # data in a bucket is read, never written to
-    home = home_directory()
-    root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache")
-    if not root:
+    cache = cache_directory()
+    if cache is None:
         return beside
     key = hashlib.sha256(str(at_data).encode()).hexdigest()[:16]
     name = f"{at_data.name.removesuffix('.statistics.json')}.{key}.json"
-    return [*beside, Path(root) / "ups" / "statistics" / name]
+    return [*beside, cache / "statistics" / name]
 
 
 def _read_entries(file: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from ups.formats.base import Array, FileField, FilesReader, TrajectoryFile
 from ups.formats.shards import ObjectBytes, ProcessCache, map_file
 from ups.record.files import load_object, open_regular, write_file_atomically
 from ups.record.processes import module_command
-from ups.record.run_dir import home_directory
+from ups.record.run_dir import cache_directory
 
 TIMEOUT_SECONDS = 120.0
 # Every block of metadata is a request there.
@@ -197,13 +197,12 @@ def _survey_path(form: str, key: FileKey) -> Path | None:
 
     The time of the last change of the inode is part of the name, since no program can set it back.
     """
-    home = home_directory()
-    root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache")
-    if not root or is_address(key[0]):
+    cache = cache_directory()
+    if cache is None or is_address(key[0]):
         return None
     changed = os.stat(key[0]).st_ctime_ns
     name = hashlib.sha256(json.dumps([ups.__version__, SURVEY_VERSION, form, key, changed]).encode()).hexdigest()
-    return Path(root) / "ups" / "surveys" / f"{name}.json"
+    return cache / "surveys" / f"{name}.json"
 
 
 def _load_survey(form: str, key: FileKey) -> FileSurvey | None:

@@ -29,7 +29,7 @@ from ups.errors import (
 )
 from ups.record import manifest
 from ups.record.files import machine_error, safe_read
-from ups.record.run_dir import BUNDLE_FILES, CARD_NAME, find_bundle, home_directory, is_shipped
+from ups.record.run_dir import BUNDLE_FILES, CARD_NAME, cache_directory, find_bundle, is_shipped
 from ups.record.text import path_text, printable
 
 logger = logging.getLogger(__name__)
@@ -254,8 +254,7 @@ def _body(readme: bytes) -> bytes:
 
 
 def _cached(address: Address) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or (home_directory() or Path("/nonexistent")) / ".cache"
-    return Path(root) / "ups" / "hub" / address.repo.replace("/", "--") / str(address.revision)
+    return (cache_directory() or Path("/nonexistent")) / "hub" / address.repo.replace("/", "--") / str(address.revision)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import tempfile
 import time
 from dataclasses import replace
@@ -32,7 +31,7 @@ from ups.inference.export import (
     onnx_graph,
 )
 from ups.models.stepper import Predictor
-from ups.record.run_dir import home_directory
+from ups.record.run_dir import cache_directory
 from ups.spec.batch import Batch, Memo
 from ups.spec.task import TaskSpec
 
@@ -77,9 +76,7 @@ class OnnxSteps:
     def _graph(self, task: TaskSpec) -> Graph | None:
         if self._choose and find_spec("onnxruntime") is None:
             return None
-        home = home_directory()
-        root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache") or tempfile.mkdtemp()
-        cache = Path(root) / "ups" / "onnx" / f"{self._bundle.hash[:32]}-{task.name}"
+        cache = (cache_directory() or Path(tempfile.mkdtemp())) / "onnx" / f"{self._bundle.hash[:32]}-{task.name}"
         for directory in (export_path(self._bundle.path, "onnx"), cache):
             if path := exported_file(directory, self._bundle, task.name):
                 return onnx_graph(path)

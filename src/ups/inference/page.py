@@ -40,7 +40,7 @@ from ups.inference.export import (
 )
 from ups.inference.stored_scores import bundle_warnings
 from ups.record.files import machine_errors, write_file_atomically
-from ups.record.run_dir import home_directory, states_beside
+from ups.record.run_dir import cache_directory, states_beside
 from ups.spec.task import TaskSpec
 
 RUNTIME = "onnxruntime-web-1.30.0"
@@ -152,15 +152,16 @@ def _wrong_runtime(path: Path) -> BundleError:
 
 def _from_npm() -> Path:
     """The package in the user's cache."""
-    home = home_directory()
-    root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache") or tempfile.gettempdir()
-    path = Path(root) / "ups" / f"{RUNTIME}.tgz"
+    path = (cache_directory() or Path(tempfile.gettempdir(), "ups")) / f"{RUNTIME}.tgz"
     if not path.exists():
         with machine_errors(f"cannot write {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        command = [*NPM_PACK, "--silent", "--pack-destination", str(path.parent)]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+            # What is cut off must not stand under the final name.
+            with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+                command = [*NPM_PACK, "--silent", "--pack-destination", temporary]
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+                os.replace(Path(temporary, path.name), path)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[:1]
             raise FetchUnavailableError(

@@ -135,6 +135,13 @@ def home_directory() -> Path | None:
     return Path(home) if os.path.isabs(home) else None
 
 
+def cache_directory() -> Path | None:
+    """What can be made or fetched again, kept for this user; None where there is no home."""
+    home = home_directory()
+    root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache")
+    return Path(root) / "ups" if root else None
+
+
 def meant_by(name: str, base: Path | None = None) -> tuple[Path, Path]:
     """What a name on the command line may mean: a path, or a run under runs/."""
     base = base or Path()
