@@ -209,9 +209,17 @@ class Simulator:
             raise BundleError(f"every={every} keeps no frame of {steps} steps")
         trained = self._bundle.info.coordinates[spec.name]
         start = read_start(
-            spec, self.context_frames, state, static, parameters, trained,
-            coordinates=coordinates, rescale=rescale_domain, dt=dt, time=time,
-        )  # fmt: skip
+            spec,
+            self.context_frames,
+            state,
+            static,
+            parameters,
+            trained,
+            coordinates=coordinates,
+            rescale=rescale_domain,
+            dt=dt,
+            time=time,
+        )
         trust = judge(spec, start, steps, self._bundle.info)
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
         if members is not None:

@@ -221,21 +221,26 @@ def make_fake(stage: Stage, batches: Sequence[Batch], dtype: torch.dtype, device
             stage._augmentation.moves_of(batch)  # looks at coordinates: kept by the stage, by task and grid
     # From averages of losses, which a fake stage has none of; a number changes neither bytes nor arithmetic.
     stage.task_factor = lambda task: None  # type: ignore[method-assign]
+    to_fake(stage, dtype, device)
+
+
+def to_fake(module: nn.Module, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Fake tensors in the place of parameters and buffers; dtype: of numbers with a fraction, None: as they are."""
     made: dict[int, Any] = {}
 
     def fake(tensor: Tensor) -> Tensor:
-        kind = dtype if tensor.dtype.is_floating_point else tensor.dtype
+        kind = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
         return torch.empty(tensor.shape, dtype=kind, device=device)
 
-    for module in stage.modules():
-        for name, parameter in module._parameters.items():
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
             if parameter is not None:
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
-        for name, buffer in module._buffers.items():
+                part._parameters[name] = made[id(parameter)]
+        for name, buffer in part._buffers.items():
             if buffer is not None:
-                module._buffers[name] = fake(buffer)
+                part._buffers[name] = fake(buffer)
 
 
 def fake_batch(batch: Batch, dtype: torch.dtype, samples: int) -> Batch:

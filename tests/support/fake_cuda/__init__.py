@@ -198,25 +198,6 @@ def _as_numbers(index: Tensor | None) -> list[Tensor | None]:
     return [torch.empty(index.numel(), dtype=torch.int64, device=DEVICE) for _ in range(index.ndim)]
 
 
-def to_fake(module: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Move parameters and buffers of a module to the device, as `module.to` does: nothing else. Inside a `Watch`."""
-    made: dict[int, nn.Parameter] = {}
-
-    def fake(tensor: Tensor) -> Tensor:
-        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return torch.empty(tensor.shape, dtype=kind, device=DEVICE)
-
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
-                part._parameters[name] = made[id(parameter)]
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = fake(buffer)
-
-
 def left_on_host(module: nn.Module) -> list[str]:
     """Names of tensors in a module, registered or not, that are not on the device."""
     return [

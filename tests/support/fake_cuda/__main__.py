@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.fake_cuda import DEVICE, install, left_on_host, on_device, to_fake
+from tests.support.fake_cuda import DEVICE, install, left_on_host, on_device
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime, make_mesh
@@ -30,6 +30,7 @@ from ups.distributed.strategies import arrange, weight_dtype
 from ups.formats.store_writer import StoreWriter
 from ups.inference.simulator import Simulator
 from ups.models.ensemble import has_members
+from ups.plan.rehearsal import to_fake
 from ups.run.assemble import OpenData, bare_stage, build_validation, open_data
 from ups.run.planning import kinds_of
 from ups.solvers.tasks import TASKS
@@ -129,7 +130,7 @@ def train_stage(
         mesh = make_mesh("cuda", 2, recipe.engine.shard_ranks)
         runtime = Runtime(RankInfo(0, 2, 0, 2, "cuda"), DEVICE, "fsdp", 0, None, None, mesh)
     with on_device() as watch:
-        to_fake(stage, weight_dtype(recipe.engine.precision))
+        to_fake(stage, weight_dtype(recipe.engine.precision), DEVICE)
         if planted:
             plant(planted, stage)
         readers = opened.readers_of(recipe, recipe.data_of(index))
@@ -168,7 +169,7 @@ def rolled_out(name: str) -> dict[str, list[str]]:
     simulator, found = Simulator.load(name), {}
     simulator._device = DEVICE
     with on_device() as watch:
-        to_fake(simulator._stepper)
+        to_fake(simulator._stepper, None, DEVICE)
         for calibration in simulator._bundle.calibrations.values():
             for part, tensor in vars(calibration.model).items():
                 object.__setattr__(calibration.model, part, torch.empty(tensor.shape, device=DEVICE))
