@@ -252,6 +252,6 @@ def _tail(largest: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
     start = ranked[min(size, len(ranked) - 1)]
     excess = (ranked[:size].mean(0) - start) * (1 + 1 / math.sqrt(size))
     usual = ranked.isfinite().all(0)  # where some have ended, too few are left to know
-    length = torch.where(usual, excess, 1.0).maximum(1e-3 + 0.02 * torch.where(usual, largest, 0.0).std(0))
+    length = torch.where(usual, excess, 1.0).maximum(1e-2 + 0.02 * torch.where(usual, largest, 0.0).std(0))
     longer = ((held - start) / length).nan_to_num(0.0, 1e6, 0.0).amax(0).clamp_min(1)
     return torch.where(usual, start, torch.inf), length * longer
