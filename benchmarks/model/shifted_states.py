@@ -42,7 +42,7 @@ KNOWN = 0.05
 # Points of the solver for each stored one. Data of the finite-volume solvers depend on their grid, so that their truth
 # is what the grid of the data gives; of the others, what finer grids agree on.
 OWN_GRID = {"euler1d": 4, "swe2d": 2}
-FINENESS = {name: 8 if name.endswith("1d") else 2 for name in BENCH_TASKS} | OWN_GRID | {"darcy2d": 4}
+FINENESS = {name: OWN_GRID.get(name, 8 if name.endswith("1d") else 4) for name in BENCH_TASKS}
 # Channels of the given field that must stay positive.
 POSITIVE = {"euler1d": (0, 1), "swe2d": (0,), "darcy2d": (0,)}
 # The equation of this one has no bounded solution from a negative state.

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     random: CUDA has nothing deterministic for it.
     """
 
+    operators: ClassVar[set[str]] = set()  # all that the device was asked for
+
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
@@ -117,6 +119,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:  # in inference mode, operations come here before they were taken apart
                 return func.decompose(*args, **kwargs)
+        self.operators.add(func.name())
         self._judge(name, args, kwargs, tensors)
         # Answers, so that the host goes on: 1, and as if every mask were true everywhere.
         if name == "_local_scalar_dense":

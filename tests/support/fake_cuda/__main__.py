@@ -4,7 +4,7 @@
 
 Prints a JSON object: recipe as given -> stage -> {"step": what a GPU would suffer from in a step, "between": the same
 around steps (rows of the log, validation, checkpoint), "module": tensors of the stage that stayed on the host, "error":
-what ended the stage}; model -> task -> what its rollouts suffer from.
+what ended the stage}; model -> task -> what its rollouts suffer from; "operators" -> all that the device was asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.fake_cuda import DEVICE, install, left_on_host, on_device
+from tests.support.fake_cuda import DEVICE, Watch, install, left_on_host, on_device
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime, make_mesh
@@ -228,11 +228,13 @@ def main() -> None:
     install()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     found: dict[str, Any] = {}
+    asked: set[str] = set()
     for number, name in enumerate(named):
         path, *changes = name.split(",")
         planted = changes.pop().removeprefix("plant=") if "plant=" in name else ""
         if not path.endswith(".yaml"):
             found[name] = rolled_out(name)
+            asked |= Watch.operators
             continue
         plain = resolve(path, changes).recipe.model_dump(mode="json")
         write_stores(plain, Path(folder) / str(number))
@@ -242,7 +244,9 @@ def main() -> None:
                 f"{n} {stage.type}": stage_on_device(recipe, opened, n, Path(folder) / f"{number}.{n}", planted)
                 for n, stage in enumerate(recipe.stages)
             }
-    print(json.dumps(found))
+        asked |= Watch.operators if not planted else set()
+        Watch.operators.clear()
+    print(json.dumps(found | {"operators": sorted(asked)}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+OPERATORS = ROOT / "tests" / "support" / "fake_cuda" / "operators.txt"
 TINY = str(ROOT / "recipes" / "tiny.yaml")
 ASKING = f"{TINY},stages.0.optim.type=sgd"
 FSDP = f"{TINY},engine.strategy=fsdp,engine.precision=bfloat16,engine.activation_checkpointing=true"
@@ -33,6 +34,8 @@ def on_fake_cuda(folder: Path, *names: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # A new one needs a CUDA kernel: docs/first-gpu-run.md tells how to look.
+    assert {*found.pop("operators")} <= {*OPERATORS.read_text().split()}
     return found
 
 
