@@ -174,11 +174,7 @@ def _fix_arithmetic(
 ) -> None:
     """Thread count and kernels that give the same bits in every run of the same world size; undone at the end."""
     stack.callback(torch.set_num_threads, torch.get_num_threads())
-    stack.callback(
-        torch.use_deterministic_algorithms,
-        torch.are_deterministic_algorithms_enabled(),
-        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    stack.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
     threads = config.threads or (1 if env.local_world_size > 1 else None)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -190,7 +186,8 @@ def _fix_arithmetic(
         # cuBLAS reads this when it is first used, which is after this line.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # As `use_deterministic_algorithms(True, warn_only=True)`, which also imports the compiler for its setting.
+    torch.set_deterministic_debug_mode("warn")
     # Filling every fresh tensor costs time and hides nothing here: no kernel of ours reads memory it did not write.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -11,21 +11,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ups.config.schema import EngineConfig
 from ups.distributed.runtime import SHARD, Runtime
 from ups.errors import ConfigError, TrainingError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 # Normalization buffers are constant: sending them along with each forward pass would be a collective for nothing. The
 # argument got a new name in torch 2.13.
@@ -106,6 +109,8 @@ class Fsdp(Single):
     """
 
     def __init__(self, stage: Spreadable, runtime: Runtime, units: Sequence[nn.Module], config: EngineConfig) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
         super().__init__(stage, runtime)
         # A stage that ends in float32 gathers float32 throughout: a policy cannot be changed later, autocast can.
         gathers_low = config.precision == "bfloat16" and not config.float32_fraction
@@ -123,7 +128,7 @@ class Fsdp(Single):
         for unit in units:
             fully_shard(unit, mesh=runtime.mesh, mp_policy=inner, offload_policy=place)
         fully_shard(stage, mesh=runtime.mesh, mp_policy=outer, offload_policy=place)
-        if not isinstance(stage, FSDPModule):
+        if not is_fsdp(stage):
             raise TrainingError("fully_shard did not take the stage")
         self._fsdp: FSDPModule = stage
 
@@ -150,7 +155,7 @@ class Fsdp(Single):
                 module.set_reshard_after_forward(module is not self._fsdp, recurse=False)
 
     def _sharded(self) -> list[FSDPModule]:
-        return [module for module in self.stage.modules() if isinstance(module, FSDPModule)]
+        return [module for module in self.stage.modules() if is_fsdp(module)]
 
     def _sum_over_shards(self, value: Tensor) -> Tensor:
         # Over the shards of one copy: the others have the same ones.
@@ -179,7 +184,9 @@ def compile_unit(unit: nn.Module) -> None:
     its code for such shapes fails on some of ours. After 8 units and shapes together it would compile no more.
     """
     import torch._dynamo
+    import torch._inductor.config
 
+    torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 2000
     unit.forward = torch.compile(unit.forward, dynamic=False)
 
@@ -202,9 +209,24 @@ def arrange(stage: Spreadable, runtime: Runtime, config: EngineConfig) -> Strate
     raise ConfigError(f"engine.strategy '{runtime.strategy}' is unknown", hint="use auto, single, ddp or fsdp")
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is spread over ranks. Does not import what only sharding needs: that takes a second."""
+    return isinstance(tensor, _if_imported("torch.distributed.tensor", "DTensor"))
+
+
+def is_fsdp(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Whether `fully_shard` took a module."""
+    return isinstance(module, _if_imported("torch.distributed.fsdp", "FSDPModule"))
+
+
+def _if_imported(package: str, name: str) -> Any:
+    """A class, or no class: the thread that saves may be about to import the package."""
+    return getattr(sys.modules.get(package), name, ())
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: the shard of a sharded one, else the tensor itself. No gradient."""
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
         with torch.no_grad():
             return tensor.to_local()
     return tensor.detach()
@@ -213,7 +235,7 @@ def local(tensor: Tensor) -> Tensor:
 def gathered(tensor: Tensor) -> Tensor:
     """All of a tensor, also where a rank holds a part of it. Collective then: all ranks."""
     detached = tensor.detach()
-    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+    return detached.full_tensor() if is_sharded(detached) else detached
 
 
 @torch.no_grad()
@@ -233,7 +255,9 @@ def _by_row(parameter: Tensor, values: Tensor) -> Tensor:
     whole = (
         values.to(parameter.device, parameter.dtype).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
     )
-    if isinstance(parameter, DTensor):
+    if is_sharded(parameter):
+        from torch.distributed.tensor import distribute_tensor
+
         whole = distribute_tensor(whole.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)
     return local(whole).to(local(parameter).device)  # which may be kept on the host, whatever the mesh's device is
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from ups.distributed.strategies import is_sharded
 
 PRODUCT, CONVOLUTION, DEPTHWISE, FOURIER, MOVE = "product", "convolution", "depthwise", "fourier", "move"
 KINDS = (PRODUCT, CONVOLUTION, DEPTHWISE, FOURIER, MOVE)
@@ -44,7 +45,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # what it does to its local tensors comes by here
         kwargs = kwargs or {}
         if func.namespace == "prim":
@@ -62,7 +63,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def hold(self, tensor: Tensor) -> None:
         """Count the storage of a tensor while it is alive."""
-        if isinstance(tensor, DTensor):
+        if is_sharded(tensor):
             tensor = tensor._local_tensor
         storage = tensor.untyped_storage()
         key = storage._cdata

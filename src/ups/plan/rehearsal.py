@@ -18,13 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ups.config.schema import EngineConfig
 from ups.config.stage import StageLength
 from ups.distributed.runtime import Runtime, make_mesh
-from ups.distributed.strategies import Strategy, arrange, autocast, locals_of, weight_dtype
+from ups.distributed.strategies import Strategy, arrange, autocast, is_fsdp, locals_of, weight_dtype
 from ups.plan.operations import Operation, OperationTrace
 from ups.spec.batch import Batch, RankInfo
 from ups.training.engine import Engine
@@ -108,7 +107,7 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
         buckets = _Buckets(stage) if strategy == "ddp" else None
         no_loader: Any = None  # batches come from the rehearsal itself
         engine = Engine(runtime, spread, no_loader, config=config, length=length)
-        rehearsal.units = sum(isinstance(module, FSDPModule) for module in stage.modules())
+        rehearsal.units = sum(is_fsdp(module) for module in stage.modules())
         rehearsal.start_bytes = watch.mark()
         rehearsal.parameter_bytes = _bytes(stage.parameters())
         rehearsal.optimizer_bytes = _bytes(t for state in engine.optimizer.state.values() for t in state.values())

@@ -8,7 +8,8 @@ step. An error that could not be agreed on (a peer is gone, no memory to communi
 raised, and the rank leaves.
 
 When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoints`. torch's metadata file is a pickle, and
-is read without running it: `checkpoint_metadata.py`.
+is read without running it: `checkpoint_metadata.py`. torch's package is imported where it is used: it takes longer to
+import than all of ups, and the first steps do not need it.
 """
 
 from __future__ import annotations
@@ -30,15 +31,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` lets it through
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import local
+from ups.distributed.strategies import is_sharded, local
 from ups.errors import CheckpointError, DiskFullError, IntegrityError, MachineError, UpsError
 from ups.models.stepper import former_name, present_name
 from ups.record import checkpoints
@@ -46,7 +42,6 @@ from ups.record.files import HeldDirectory
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary, verify
 from ups.record.run_dir import RunDir
-from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -205,6 +200,11 @@ class Checkpointer:
 
         With `only_model`, the weights of an earlier stage: entries that it did not have keep their initial values.
         """
+        from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        from ups.training.checkpoint_metadata import CheckpointReader
+
         try:
             reader = CheckpointReader(path)
             known = reader.tensors
@@ -287,17 +287,17 @@ class Checkpointer:
         temporary = Path(name)
         mine: tuple[dict[str, FileHash], str] = ({}, "")
         try:
+            from torch.distributed.checkpoint.filesystem import FileSystemWriter
+            from torch.distributed.checkpoint.state_dict_saver import save
+
             checkpoints.wait_until_visible(temporary, {})
             # hash_files brings the files to disk; a second fsync in the writer would only double the wait.
             writer = FileSystemWriter(temporary, sync_files=False, thread_count=1)
             save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
             mine = (hash_files(temporary, self._own_files(temporary)), "")
-        except (Exception, CheckpointException) as problem:  # noqa: BLE001  the other ranks must learn of it, not wait
+        except BaseException as problem:  # noqa: BLE001  the other ranks must learn of it; torch's is no Exception
             reported = _short(problem) + _lack_of_space(temporary, staged)
-            mine = (
-                {},
-                reported if isinstance(problem, CheckpointException) else f"rank {self._runtime.rank}: {reported}",
-            )
+            mine = ({}, reported if hasattr(problem, "failures") else f"rank {self._runtime.rank}: {reported}")
         everything = from_all(mine, group)
         errors = [text for _, text in everything if text]
         outcome = errors[0] if errors else ""
@@ -338,8 +338,10 @@ def _placed_like(tensor: Tensor, buffer: Tensor) -> Tensor:
 
     `DTensor.from_local` would move the buffer to the device of the mesh.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return buffer
+    from torch.distributed.tensor import DTensor
+
     placed: Tensor = DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return placed
 
@@ -373,8 +375,9 @@ def _lack_of_space(folder: Path, staged: Mapping[str, Tensor]) -> str:
 
 
 def _short(error: BaseException) -> str:
-    if isinstance(error, CheckpointException) and error.failures:
-        rank, (cause, _) = next(iter(error.failures.items()))
+    failures = getattr(error, "failures", None)  # of a CheckpointException of torch, by rank
+    if failures:
+        rank, (cause, _) = next(iter(failures.items()))
         return f"rank {rank}: {_short(cause)}"
     text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]
@@ -427,6 +430,11 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError if a byte of the checkpoint is not what was committed, or it holds anything but tensors.
     """
+    from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from ups.training.checkpoint_metadata import CheckpointReader
+
     try:
         verify(checkpoint)
     except IntegrityError as error:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ups.distributed.strategies import local, locals_of
+from ups.distributed.strategies import is_sharded, local, locals_of
 
 MOMENTUM = 0.95
 # Root mean square of a usual AdamW update, in units of its learning rate.
@@ -105,7 +104,7 @@ def in_use(parameters: list[nn.Parameter]) -> Tensor:
     sizes = torch.stack(
         [size.float() for size in torch._foreach_norm(locals_of([p.grad for p in parameters if p.grad is not None]), 1)]
     )
-    for mesh in dict.fromkeys(p.device_mesh for p in parameters if isinstance(p, DTensor)):
+    for mesh in dict.fromkeys(p.device_mesh for p in parameters if is_sharded(p)):
         whole = sizes.to(mesh.device_type)
         for dim in range(mesh.ndim):
             torch.distributed.all_reduce(whole, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
@@ -115,8 +114,10 @@ def in_use(parameters: list[nn.Parameter]) -> Tensor:
 
 def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:
     """This rank's part of the orthogonalized direction; `direction` is this rank's part of the whole one."""
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         return orthogonalized(direction.reshape(direction.shape[0], -1)).reshape(direction.shape)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     mesh, placements = parameter.device_mesh, parameter.placements
     sharded = DTensor.from_local(
         direction, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()

@@ -7,6 +7,7 @@ is made at once instead of in its first step, so that a checkpoint has the same 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -38,13 +39,21 @@ def build_optimizer(
     return optimizer
 
 
+class AdamW(torch.optim.AdamW):
+    """Without what torch wraps around it for compiled steps: that imports the compiler, 900 files in each rank."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def adamw(
     config: OptimConfig, parameters: Mapping[str, nn.Parameter], matrices: Collection[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """AdamW, with weight decay only on what has two dimensions and more."""
     betas = (config.beta1, config.beta2)
     groups = _decay_groups(parameters.values(), config.weight_decay)
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+    optimizer = AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
     for parameter in parameters.values():
         optimizer.state[parameter] = _moments(parameter)
     return optimizer

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_saver
 
 from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError, DiskFullError, MachineError, RunDirectoryLostError
+from ups.record import checkpoints
 from ups.record.checkpoints import (
     latest_verified,
     list_checkpoints,
@@ -23,7 +25,6 @@ from ups.record.checkpoints import (
     wait_until_visible,
 )
 from ups.record.run_dir import RunDir
-from ups.training import checkpoint as module
 from ups.training.checkpoint import Checkpointer, read_weights
 from ups.training.progress import Progress
 
@@ -72,13 +73,13 @@ def test_the_loop_goes_on_while_a_save_is_written(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    real = module.save
+    real = state_dict_saver.save
 
     def slow(*args: object, **options: object) -> object:
         release.wait(20)
         return real(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "save", slow)
+    monkeypatch.setattr(state_dict_saver, "save", slow)
     checkpointer = Checkpointer(runtime, tmp_path)
     checkpointer.save(tensors(), Progress(step=1))
     assert latest_verified(tmp_path) is None
@@ -110,7 +111,7 @@ def test_a_save_that_fails_in_an_unforeseen_way_is_counted_and_not_waited_for(
     checkpointer = Checkpointer(runtime, tmp_path)
     for place in ("make_temporary", "from_all", "from_first"):
         with monkeypatch.context() as context:
-            context.setattr(module, place, no_memory)
+            context.setattr(f"ups.training.checkpoint.{place}", no_memory)
             save(checkpointer, 1)
         assert checkpointer.failed_in_row == 1
         assert "MemoryError" in caplog.text
@@ -128,21 +129,21 @@ def test_how_long_saves_take_is_known_when_the_first_is_done(runtime: Runtime, t
 def test_failed_saves_are_counted_reported_and_forgiven_after_a_good_one(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = module.save
+    real = state_dict_saver.save
 
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     checkpointer = Checkpointer(runtime, tmp_path)
-    monkeypatch.setattr(module, "save", full)
+    monkeypatch.setattr(state_dict_saver, "save", full)
     save(checkpointer, 1)
     save(checkpointer, 2)
     assert checkpointer.failed_in_row == 2
     assert caplog.text.count("No space left on device") == 2
-    monkeypatch.setattr(module, "save", real)
+    monkeypatch.setattr(state_dict_saver, "save", real)
     save(checkpointer, 3)
     assert checkpointer.failed_in_row == 0
-    monkeypatch.setattr(module, "save", full)
+    monkeypatch.setattr(state_dict_saver, "save", full)
     save(checkpointer, 4)
     save(checkpointer, 5)
     with pytest.raises(DiskFullError, match="3 saves in a row failed, the last at step 6"):
@@ -286,7 +287,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_undo_a_commit(
     def refuse(*args: object) -> None:
         raise MachineError("planted")
 
-    monkeypatch.setattr(module.checkpoints, "retain", refuse)
+    monkeypatch.setattr(checkpoints, "retain", refuse)
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     assert checkpointer.failed_in_row == 0
