@@ -95,13 +95,15 @@ def declined(measured: Path, shifted: Path) -> Any:
         low, high = given.truth[sample, :, 0].min(), given.truth[sample, :, 0].max()
         for axes, values, title in zip(row, (given.truth, frames), ("truth", "prediction"), strict=False):
             axes.imshow(values[sample, :, 0], aspect="auto", vmin=low, vmax=high, cmap="viridis", origin="lower")
-            axes.set(title=f"{name}, {kind}: {title}", xlabel="point", ylabel="step")
+            axes.set_title(f"{name}, {kind}: {title}", fontsize=9)
+            axes.set(xlabel="point", ylabel="step")
             axes.axhline(at[sample] - 0.5, color="white", linestyle="--")
         steps = np.arange(1, len(error[sample]) + 1)
         row[2].plot(steps, error[sample], color=LINE_COLORS[1], label="error")
         row[2].plot(steps, stated[sample], color=LINE_COLORS[0], label=f"error bar of {LEVEL:.0%}")
         row[2].axvline(at[sample], color="black", linestyle="--", label="declined from here")
-        row[2].set(yscale="log", xlabel="step", title="RMS error")
+        row[2].set(yscale="log", xlabel="step")
+        row[2].set_title("RMS error", fontsize=9)
         row[2].legend(frameon=False, fontsize=8)
     return figure
 
