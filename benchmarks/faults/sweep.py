@@ -265,6 +265,10 @@ def _share(rows: list[dict[str, Any]], key: str) -> float:
     return round(sum(bool(row[key]) for row in rows) / len(rows), 4) if rows else 1.0
 
 
+def _right(rows: list[dict[str, Any]]) -> float:
+    return _share([{"ok": row["right_rank"] and row["right_phase"] and row["right_cause"]} for row in rows], "ok")
+
+
 def _spread(values: list[float]) -> dict[str, float]:
     if not values:
         return {"median": 0.0, "worst": 0.0}
@@ -291,10 +295,10 @@ def _page(rows: list[dict[str, Any]], summary: dict[str, Any], seed: int) -> str
         "A standstill is named after 9 s by default. A rank that stands still without being stopped is ended later:",
         "after 20 s here, 60 s by default, which is most of its way back to training. A wedged end has 30 s here, 60 s",
         "by default. Times below are in seconds, median and worst; `lost` is the most steps that one fault cost (a",
-        "checkpoint every 5 steps).",
+        "checkpoint every 5 steps). `right` is the share of cells with the right rank, phase and cause.",
         "",
-        "| fault | row | cells | right rank | right phase | right cause | noticed | training again | lost | orphans |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| fault | row | cells | right | noticed | training again | lost |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in (*FAULTS, *SCENES):
         own = [row for row in rows if row["fault"] == name]
@@ -302,19 +306,14 @@ def _page(rows: list[dict[str, Any]], summary: dict[str, Any], seed: int) -> str
             noticed = _spread([row["noticed_seconds"] for row in own if row.get("noticed_seconds") is not None])
             again = _spread([row["training_again_seconds"] for row in own if row.get("training_again_seconds")])
             lines.append(
-                f"| {name} | {ROWS[name]} | {len(own)} | {_share(own, 'right_rank'):.0%} "
-                f"| {_share(own, 'right_phase'):.0%} | {_share(own, 'right_cause'):.0%} "
-                f"| {_cell(noticed)} | {_cell(again)} | {max((row.get('lost_steps') or 0 for row in own), default=0)} "
-                f"| {sum(row['orphans'] for row in own)} |"
+                f"| {name} | {ROWS[name]} | {len(own)} | {_right(own):.0%} "
+                f"| {_cell(noticed)} | {_cell(again)} | {max((row.get('lost_steps') or 0 for row in own), default=0)} |"
             )
-    lines += ["", "| phase | cells | right rank | right phase | right cause |", "|---|---|---|---|---|"]
+    lines += ["", "| phase | cells | right |", "|---|---|---|"]
     for phase in PHASES:
         own = [row for row in rows if row["phase"] == phase]
         if own:
-            lines.append(
-                f"| {phase} | {len(own)} | {_share(own, 'right_rank'):.0%} | {_share(own, 'right_phase'):.0%} "
-                f"| {_share(own, 'right_cause'):.0%} |"
-            )
+            lines.append(f"| {phase} | {len(own)} | {_right(own):.0%} |")
     return "\n".join(lines) + "\n"
 
 

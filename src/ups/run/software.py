@@ -36,6 +36,7 @@ WHAT_IT_ADDS = {
     "sign": "signatures of bundles (OpenSSF Model Signing)",
     "report": "films as MP4 instead of GIF",
     "baselines": "the FNO reference implementation as a baseline",
+    "docs": "the site of the documentation",
     "dev": "tests, linters and type checks",
 }
 _CORE = ("torch", "numpy", "pydantic", "pyyaml", "typer", "h5py", "zarr", "safetensors")
