@@ -263,6 +263,8 @@ def test_m9_a_loss_that_is_no_number_on_one_rank_is_a_skipped_step_and_no_fault(
     result = run(tmp_path / "run", fault("nan", 1, 7, "forward"), recipe=recipe)
     assert result.code == 0, result.output
     assert result.failed_lines == []
+    assert "NOTICE rank=1/2 step=7 phase=forward: the loss of this rank was not finite" in result.output
+    assert len(result.document["notices"]) == 1
     # A skipped step has no loss to report; from the next row on it is counted.
     assert [(row["step"], row["skipped"]) for row in rows(result)] == [
         (step, int(step > 7)) for step in range(1, 21) if step != 7

@@ -181,18 +181,27 @@ def note_damage(box_dir: Path, step: int, problem: str) -> None:
     _note(box_dir, {"step": step, "damaged": problem})
 
 
+def note_bad_loss(rank: int, world_size: int, steps: list[int]) -> None:
+    """Tell the supervisor that this rank brought the loss that is not finite to steps that all ranks left out."""
+    if box_dir := os.environ.get("UPS_BLACKBOX_DIR"):
+        named = f"rank={rank}/{world_size} step={','.join(map(str, steps))} phase=forward"
+        reason = "the loss of this rank was not finite (NaN or infinite); all ranks left the step out"
+        _note(Path(box_dir), {"notice": f"NOTICE {named}: {reason}"})
+
+
 def _note(box_dir: Path, entry: dict[str, Any]) -> None:
     with contextlib.suppress(OSError), (box_dir / COMMITS_NAME).open("a") as file:
         file.write(json.dumps(entry) + "\n")
 
 
-def read_commits(box_dir: Path, offset: int) -> tuple[list[tuple[int, str]], dict[int, str], int]:
-    """Of the whole lines from `offset` on: (step, manifest hash) of each commit, and what is wrong with the checkpoints
-    that are skipped, by step; and where the next read begins.
+def read_commits(box_dir: Path, offset: int) -> tuple[list[tuple[int, str]], dict[int, str], list[str], int]:
+    """Of the whole lines from `offset` on: (step, manifest hash) of each commit, what is wrong with the checkpoints
+    that are skipped, by step, and notices; and where the next read begins.
     """
     content = read_from(box_dir / COMMITS_NAME, offset)
     whole = content[: content.rfind(b"\n") + 1]
     entries = [json.loads(line) for line in whole.splitlines()]
-    commits = [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in entries if "damaged" not in entry]
+    commits = [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in entries if "manifest_sha256" in entry]
     damaged = {int(entry["step"]): str(entry["damaged"]) for entry in entries if "damaged" in entry}
-    return commits, damaged, offset + len(whole)
+    notices = [str(entry["notice"]) for entry in entries if "notice" in entry]
+    return commits, damaged, notices, offset + len(whole)

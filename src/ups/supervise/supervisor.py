@@ -160,8 +160,10 @@ class _Supervision:
         self._shown.look()
         self._look_at("trackers", self._options.trackers)
         self._look_at("mirror", self._options.mirror)
-        commits, damaged, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
+        commits, damaged, notices, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
         self._tell_damaged(damaged)
+        for line in notices:
+            self._tell(line)
         if commits and self._identity is not None:
             for step, sha256 in commits:
                 self._identity = self._identity.with_commit(step, sha256)
@@ -197,9 +199,11 @@ class _Supervision:
         """Say once which checkpoints are skipped; a rank finds those whose bytes are too many to be read here."""
         for step in sorted(damaged.keys() - self._damaged):
             self._damaged.add(step)
-            line = damage_line(step, damaged[step])
-            self._say(line)
-            self._notice({"time": time.time(), "line": line})
+            self._tell(damage_line(step, damaged[step]))
+
+    def _tell(self, line: str) -> None:
+        self._say(line)
+        self._notice({"time": time.time(), "line": line})
 
     def _find_commit(self) -> int | None:
         return self._find().step

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ups.config.schema import EngineConfig
@@ -22,6 +23,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, autocast, locals_of, weight_dtype
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
+from ups.record.identity import note_bad_loss
 from ups.spec.batch import Batch
 from ups.training import optim
 from ups.training.averages import Meters, counted, follow
@@ -110,6 +112,7 @@ class Engine:
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self.windows = 0  # trained on since this process started, over all ranks
+        self._own_finite: list[Tensor] = []  # () for each step that was not read: whether the loss of this rank was
         self._dtype = weight_dtype(config.precision)
         self._compiled: set[tuple[str, str]] = set()
         self._begun = False
@@ -220,6 +223,7 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         stage, last = self.progress.stage_index, self.loader.batches_in_step(self.progress.stage_step) - 1
         seen: list[dict[str, Tensor]] = []
+        totals: list[Tensor] = []
         for index in range(last + 1):
             self.box.record(Phase.DATA, number, stage, batch=index)
             group = self._next(batches, number)
@@ -237,6 +241,7 @@ class Engine:
                 # Strategies average over ranks; the weights of samples add up to 1 over all of them.
                 (losses.total * self.runtime.world_size).backward()
             seen.append(losses.metrics)
+            totals.append(losses.total.detach())
             self._compiled |= passes
 
         self.windows += self.loader.windows_in_step(self.progress.stage_step)
@@ -244,6 +249,7 @@ class Engine:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         # Reduced already, so every rank judges the same number and all skip the same step.
         finite = self._judged(gradients)
+        self._own_finite.append(torch.stack(totals).sum().isfinite())
         seen = [counted(metrics, finite) for metrics in seen]
         for metrics in seen:
             self.meters.add(metrics)
@@ -262,9 +268,15 @@ class Engine:
 
         Waits for the device. Raises TrainingError when too many steps in a row were not finite.
         """
-        in_row, skipped = self.progress.skipped_in_row, []
+        in_row, skipped, own = self.progress.skipped_in_row, [], []
         norms = self._judge.read(self.progress)
-        for step, norm in enumerate(norms, self.progress.step - len(norms) + 1):
+        first = self.progress.step - len(norms) + 1
+        if not all(map(math.isfinite, norms)):
+            own = [first + at for at, finite in enumerate(torch.stack(self._own_finite).tolist()) if not finite]
+        self._own_finite.clear()
+        if own:
+            note_bad_loss(self.runtime.rank, self.runtime.world_size, own)
+        for step, norm in enumerate(norms, first):
             self.gradient_norm = norm
             if math.isfinite(norm):
                 in_row = 0

@@ -76,11 +76,11 @@ def test_a_checkpoint_that_was_replaced_after_its_commit_is_noticed(tmp_path: Pa
 
 
 def test_notes_of_commits_cross_over_whole_lines_only(tmp_path: Path) -> None:
-    assert read_commits(tmp_path, 0) == ([], {}, 0)
+    assert read_commits(tmp_path, 0) == ([], {}, [], 0)
     note_commit(tmp_path, 4, "a")
     with (tmp_path / "commits.jsonl").open("a") as file:
         file.write('{"step": 8, "mani')
-    commits, _, offset = read_commits(tmp_path, 0)
+    commits, _, _, offset = read_commits(tmp_path, 0)
     assert commits == [(4, "a")]
     with (tmp_path / "commits.jsonl").open("a") as file:
         file.write('fest_sha256": "b"}\n')

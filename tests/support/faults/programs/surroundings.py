@@ -80,17 +80,17 @@ def _plant_reader() -> None:
 
 def _poison() -> None:
     """The next loss after the flag `nan` is not a number."""
-    import torch
+    from ups.training import stages
 
-    real = torch.Tensor.backward
+    real = stages.Losses
 
-    def backward(loss: Any, *arguments: Any, **named: Any) -> Any:
+    def losses(total: Any, metrics: Any) -> Any:
         if "nan" in FLAGS:
             FLAGS.discard("nan")
-            loss = loss * float("nan")
-        return real(loss, *arguments, **named)
+            total = total * float("nan")
+        return real(total, metrics)
 
-    torch.Tensor.backward = backward
+    stages.Losses = losses  # type: ignore[assignment, misc]
 
 
 def _end_early() -> None:
