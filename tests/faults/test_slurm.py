@@ -203,8 +203,8 @@ def test_a_daemon_that_dies_costs_nothing_or_a_new_start(cluster: Cluster, recip
 
 
 def test_an_array_trains_a_run_for_each_value(cluster: Cluster, recipe: Path) -> None:
-    run = Submitted(cluster, recipe, "sweep", "--sweep", "run.seed=1,2", "--set", "stages.0.steps=4")
-    run_dirs = [run.run_dir.with_name(f"sweep-{number}") for number in range(2)]
+    run = Submitted(cluster, recipe, "sweep", "--over", "run.seed=[1, 2]", "--set", "stages.0.steps=4")
+    run_dirs = [run.run_dir.with_name(f"sweep-seed_{seed}") for seed in (1, 2)]
 
     def ended(run_dir: Path) -> bool:
         return was_started(run_dir) and (run_dir / "bundle").is_dir()

@@ -121,15 +121,12 @@ def generate(
         ),
     ] = [],  # noqa: B006 - typer copies it
     processes: Annotated[int | None, typer.Option(help="Solver processes. [default: one per core]")] = None,
-    format: Annotated[
-        str, typer.Option(help="store (Zarr) or pdebench (HDF5, one value of each parameter).")
-    ] = "store",
     seed: Annotated[int, typer.Option(help="Key of every random draw; the benchmark is seed 0.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set of that name.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Generate benchmark data with reference solvers; an interrupted command continues when it is run again."""
-    requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, range, format)
+    requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, range)
     from ups.solvers.sweep import generate as run
 
     with ProgressLine(quiet=json) as line:
@@ -137,7 +134,6 @@ def generate(
             requests,
             Path(out),
             num_processes=processes if processes is not None else usable_cores(),
-            format="pdebench" if format == "pdebench" else "store",
             overwrite=overwrite,
             on_progress=lambda done, total, task: line.count(task, done, total, "chunks"),
         )
@@ -176,20 +172,15 @@ def _requests(
     seed: int,
     parameter: list[str],
     ranges: list[str],
-    format: str,
 ) -> list[Request]:
     from ups.solvers.request import make_request
-    from ups.solvers.sweep import with_given_parameters
     from ups.solvers.tasks import BENCH_TASKS
 
-    if format not in ("store", "pdebench"):
-        raise ConfigError(f"there is no format '{format}'", hint="choose --format store or --format pdebench")
     names = list(BENCH_TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
     fixed = _assigned("--parameter", parameter, 1, "a name and a number", "nu=0.01")
     drawn = _assigned("--range", ranges, 2, "a range", "nu=0.1:0.2")
-    requests = []
-    for name in names:
-        request = make_request(
+    return [
+        make_request(
             name,
             trajectories=trajectories,
             resolution=resolution,
@@ -198,8 +189,8 @@ def _requests(
             fixed={one: values[0] for one, values in fixed.items()},
             ranges={one: (low, high) for one, (low, high) in drawn.items()},
         )
-        requests.append(with_given_parameters(request) if format == "pdebench" else request)
-    return requests
+        for name in names
+    ]
 
 
 def _assigned(option: str, texts: list[str], count: int, words: str, example: str) -> dict[str, tuple[float, ...]]:

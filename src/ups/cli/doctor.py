@@ -1,6 +1,6 @@
 """`ups doctor [RECIPE]`: runs the checks in order, shows each as it ends, and explains the first that fails.
 
-With `--bisect` and `--compare-python`: a line for each trial, then one verdict.
+With `--bisect`: a line for each trial, then one verdict.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from ups.cli.output import report, say, styled
 from ups.config.recipe import recipe_file, resolve
 from ups.doctor.examine import Examination, examine
 from ups.doctor.gpu_report import write_report
-from ups.doctor.other_python import DATA_READ, compare, to_json
 from ups.doctor.trials import Trials, Variant
-from ups.errors import ConfigError, MachineError, TrainingError
+from ups.errors import ConfigError, MachineError
 from ups.record.run_dir import RUNS
 from ups.run.directory import check_ranks, run_dir_of
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from ups.doctor.examine import Verdict
-    from ups.doctor.other_python import Comparison
     from ups.doctor.trials import TrialOutcome
 
 app = new_app()
@@ -51,19 +49,11 @@ def doctor(
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Find which part of a failing recipe the failure needs.")
     ] = False,
-    compare_python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PYTHON",
-            help="Train the same few steps with the Python of another environment, and find the first number that "
-            "differs.",
-        ),
-    ] = None,
     gpu_report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Try a machine with GPUs in every way, and write a report without secrets."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps that --bisect and --compare-python train.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps that --bisect trains.")] = 4,
     minutes: Annotated[float | None, typer.Option(min=0.1, help="Time limit; default 30, of a report 20.")] = None,
     set: SetOption = [],  # noqa: B006 - typer copies it
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
@@ -81,15 +71,10 @@ def doctor(
         lines = write_report(gpu_report, examined, minutes or 20.0, None if json else show)
         report({"file": str(gpu_report), "missing": lines}) if json else _say_rows([("missing", x) for x in lines])
         raise typer.Exit(MachineError.exit_code if lines else 0)
-    if bisect or compare_python is not None:
+    if bisect:
         if recipe is None:
             raise ConfigError("a part of a recipe is looked for, and none was given", hint="ups doctor RECIPE --bisect")
-        if bisect and compare_python is not None:
-            raise ConfigError("--bisect and --compare-python are two examinations", hint="run one after the other")
-        if compare_python is not None:
-            run_comparison(recipe, number, set, compare_python, steps, as_json=json)
-        else:
-            run_bisect(recipe, number, set, steps, minutes or 30.0, as_json=json)
+        run_bisect(recipe, number, set, steps, minutes or 30.0, as_json=json)
         return
     examination = Examination(number, Path.cwd() / RUNS) if recipe is None else examination_of(recipe, number, set)
     verdicts = examine(examination, None if json else show)
@@ -181,70 +166,3 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
         _say_rows(rows)
     if failed is not None:
         raise typer.Exit(failed.exit_code)
-
-
-def run_comparison(
-    recipe: str, ranks: int, overrides: Sequence[str], python: str, steps: int, *, as_json: bool
-) -> None:
-    """Compare, show, and leave with 0 only if all numbers agree."""
-    with ProgressLine(quiet=as_json) as line, _prepared(recipe, ranks, overrides, steps, line) as (trials, variant):
-        comparison = compare(trials, variant, python)
-        if comparison.failed is None:
-            shutil.rmtree(trials.root, ignore_errors=True)
-    if as_json:
-        report(to_json(comparison))
-    else:
-        show_comparison(comparison, python)
-    if comparison.failed is not None:
-        raise typer.Exit(comparison.failed[1].exit_code)
-    if not comparison.ok:
-        raise typer.Exit(TrainingError.exit_code)
-
-
-def show_comparison(comparison: Comparison, python: str) -> None:
-    """Versions, steps, and the first difference."""
-    for title, versions in (("here", comparison.here), ("there", comparison.there)):
-        shown = ", ".join(
-            f"{name} {value}" for name, value in versions.items() if isinstance(value, str) and name != "ups_path"
-        )
-        say(f"{title.ljust(6)}  {shown}")
-    other = sorted(n for n in comparison.here if n != "ups_path" and comparison.here[n] != comparison.there.get(n))
-    say(f"        differ in: {', '.join(other) or 'no version'}")
-    if comparison.here["ups_path"] != comparison.there["ups_path"]:
-        say(f"        ups is read from {comparison.here['ups_path']} here, from {comparison.there['ups_path']} there")
-    for row in comparison.rows:
-        parts = [
-            f"{name.replace('_', ' ')} {row[name]['here']:.9g} and {row[name]['there']:.9g} "
-            f"(apart {row[name]['apart']:.1e}, rounding {row[name]['rounding']:.1e})"
-            for name in ("loss", "gradient_norm")
-        ]
-        say(f"stage {row['stage']}, step {row['step']}: {'; '.join(parts)}")
-    if comparison.failed is not None:
-        label, verdict = comparison.failed
-        say(styled(f"{label} failed: {verdict.says}", "bold", "red"))
-        _say_rows([("try", "ups doctor RECIPE --bisect, with that environment"), ("log", verdict.log)])
-    elif comparison.first is None:
-        say(styled(f"the same to rounding: {len(comparison.rows)} steps", "bold", "green"))
-    else:
-        first = comparison.first
-        tensor = f"; of the gradients, that of {first['tensor']} differs most" if "tensor" in first else ""
-        values = "has other bytes" if first["quantity"] == DATA_READ else f"is {first['here']:.9g} here"
-        values += " there" if first["quantity"] == DATA_READ else f" and {first['there']:.9g} there"
-        say(
-            styled(
-                f"they differ first in step {first['step']} of stage {first['stage']}: {first['quantity']} {values}"
-                f"{tensor}",
-                "bold",
-                "red",
-            )
-        )
-        _say_rows([("try", _what_to_change(other, python))])
-
-
-def _what_to_change(other: Sequence[str], python: str) -> str:
-    """other: what has another version there."""
-    if len(other) > 1:
-        return f"give {python} the versions of here one after the other ({', '.join(other)}) until it is gone"
-    if other:
-        return f"give {python} the {other[0]} of here: if it stays then, something without a version differs"
-    return "the versions are the same: compare the files of ups, environment variables (threads, flags) and builds"

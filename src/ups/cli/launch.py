@@ -11,7 +11,7 @@ import typer
 from ups.cli.options import JsonOption, OverOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import note, report, say
 from ups.config.recipe import dump_brief_recipe, recipe_file, resolve
-from ups.config.sweep import axes_of, comma_axes
+from ups.config.sweep import axes_of
 from ups.errors import ConfigError
 from ups.launch.job import RentedJob, num_gpus, require_data, secret_names
 from ups.launch.kubernetes import KubernetesJob, manifests, not_in_pods, text
@@ -273,7 +273,6 @@ def slurm(
         typer.Option(metavar="OPTION", help="Another option of sbatch: --sbatch=--qos=long. May be given many times."),
     ] = [],  # noqa: B006 - typer copies it
     over: OverOption = [],  # noqa: B006 - typer copies it
-    sweep: Annotated[list[str], typer.Option(metavar="FIELD=VALUE,...", help="Earlier form of --over.")] = [],  # noqa: B006 - typer copies it
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
@@ -284,13 +283,8 @@ def slurm(
     """
     import sys
 
-    if sweep and over:
-        raise ConfigError("--sweep and --over name the runs of a sweep differently", hint="use --over for all fields")
-    if sweep:
-        logger.warning("--sweep splits values at commas and numbers the runs: use --over 'FIELD=[VALUE, ...]'")
     # A value that is refused is refused here, and not in a job of tomorrow.
-    axes = comma_axes(sweep) if sweep else axes_of(over)
-    runs = Sweep(recipe, set, axes, nodes * (ranks_per_node or gpus_per_node or 1), numbered=bool(sweep))
+    runs = Sweep(recipe, set, axes_of(over), nodes * (ranks_per_node or gpus_per_node or 1))
     checked, run_dir = runs.recipe, runs.run_dir
     ranks_here, cpus_here = share(checked, nodes, gpus_per_node, ranks_per_node)
     run_dirs = [cell.run_dir for cell in runs.cells] or [run_dir]

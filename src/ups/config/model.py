@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ups.config.setting import REQUIRED, PartSection, former_name, meaning_of_none, setting, was_added
+from ups.config.setting import REQUIRED, PartSection, meaning_of_none, setting, was_added
 from ups.registry import MODELS
 
 _CONSERVE = "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
@@ -18,12 +18,14 @@ FORMER_DEFAULT = "latent_operator"
 
 
 def as_stored(model: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a model in a stored recipe or bundle, with what its version left unsaid."""
+    """The settings of a model in a stored recipe or bundle, under present names, with what its version left unsaid."""
     kind = model.get("type", FORMER_DEFAULT)
     if not isinstance(kind, str) or kind not in MODELS.names():
         return model
-    fields = ModelConfig.settings_of(kind).model_fields.items()
-    return {"type": kind, **{name: meaning_of_none(field) for name, field in fields if was_added(field)}, **model}
+    settings = ModelConfig.settings_of(kind)
+    former = settings.former_names()
+    unsaid = {name: meaning_of_none(field) for name, field in settings.model_fields.items() if was_added(field)}
+    return {"type": kind, **unsaid, **{former.get(name, name): value for name, value in model.items()}}
 
 
 class ModelConfig(PartSection):
@@ -57,7 +59,7 @@ class ModelConfig(PartSection):
         """The type that a section names. One that names none, but sizes of the former default, means that one still."""
         if "type" in value:
             return value["type"]
-        default, former = (_names(ModelConfig.settings_of(name)) for name in (cls.default_type, FORMER_DEFAULT))
+        default, former = ({*ModelConfig.settings_of(name).model_fields} for name in (cls.default_type, FORMER_DEFAULT))
         only_former = value.keys() & (former - default) and not value.keys() & (default - former)
         return FORMER_DEFAULT if only_former else cls.default_type
 
@@ -101,11 +103,6 @@ class ModelConfig(PartSection):
     def encoder_settings(self) -> dict[str, object]:
         """The settings that decide what a latent is, by name: all, unless a model knows better."""
         return self.model_dump(mode="json")
-
-
-def _names(config: type[ModelConfig]) -> set[str]:
-    fields = config.model_fields.items()
-    return {name for name, _ in fields} | {former_name(field) for _, field in fields}
 
 
 class LatentOperatorConfig(ModelConfig):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ups.config.explain import lookup, sections_in, validated
+from ups.config.explain import lookup, sections_at, validated
 from ups.config.model import as_stored
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
@@ -62,12 +61,13 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, othe
     document = reader.read(os.fspath(path))
     if stored:
         _complete_models(document)
+        _use_present_names(document)
     return _resolved(document, overrides, reader)
 
 
 def _complete_models(document: Document) -> None:
     """Write into models of a stored recipe (config.yaml of a run or bundle) what its version left unsaid: the type, and
-    settings that it did not have."""
+    settings that it did not have. Settings get their present names."""
     recipe, networks = document.value, document.value.get("networks")
     if recipe.get("model") is None:
         recipe["model"] = {}
@@ -76,17 +76,16 @@ def _complete_models(document: Document) -> None:
         models |= {("networks", name): model for name, model in networks.items()}
     for path, model in models.items():
         if isinstance(model, dict):
-            added = {name: value for name, value in as_stored(model).items() if name not in model}
-            model.update(added)
+            complete = as_stored(model)
             origin = document.origins.get(path, document.origins[()])
-            document.origins |= dict.fromkeys([path, *((*path, name) for name in added)], origin)
+            document.origins = dict.fromkeys([path, *((*path, name) for name in complete)], origin) | document.origins
+            model.clear()
+            model.update(complete)
 
 
 def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:
     """The same for a recipe made of plain values, as `plain_data` gives it; `name` stands for its file in messages."""
-    document = Document.of(copy.deepcopy(data), name)
-    use_present_names(document, warn=True)
-    return _resolved(document, overrides, _Reader())
+    return _resolved(Document.of(copy.deepcopy(data), name), overrides, _Reader())
 
 
 def _resolved(document: Document, overrides: Sequence[str], reader: _Reader) -> ResolvedRecipe:
@@ -162,7 +161,6 @@ class _Reader:
             loop = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
             raise ConfigError(f"{included_from}: include: goes round in a loop: {loop}", hint="remove one include")
         document = parse(text, file)
-        use_present_names(document, warn=os.path.basename(file) != CONFIG_NAME)
         if document.value is None:
             raise ConfigError(f"{file}: is empty", hint="start from recipes/tiny.yaml")
         if not isinstance(document.value, dict):
@@ -281,7 +279,6 @@ def apply_override(document: Document, override: str) -> None:
     _forget(document.origins, here.get(key) if isinstance(here, dict) else here[key], path)
     here[key] = parsed.value
     document.origins.update(dict.fromkeys(paths_in(parsed.value, path), _SET))
-    use_present_names(document, warn=True)
 
 
 def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
@@ -295,43 +292,11 @@ def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
     raise ConfigError(f"{where}: {dotted(path)} is {_a(here)} and has no field '{part}'")
 
 
-logger = logging.getLogger(__name__)
-
-
-def use_present_names(document: Document, *, warn: bool) -> None:
-    """Rename in place what a recipe says under former names."""
-    _rename(document, document.value, Recipe, (), warn)
-
-
-def _rename(document: Document, value: Value, annotation: Any, path: FieldPath, warn: bool) -> None:
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            _rename(document, item, annotation, (*path, number), warn)
-    section = next(iter(sections_in(annotation, value)), None) if isinstance(value, dict) else None
-    if section is None:
-        return
-    for old, new in section.former_names().items():
-        # A setting under both names stays, for `Section` to refuse it; but what is set now replaces what was there.
-        if old not in value or (new in value and document.origins[(*path, old)] != _SET):
-            continue
-        if warn:
-            _warn(str(document.origins[(*path, old)]), dotted((*path, old)), dotted((*path, new)))
-        _forget(document.origins, value.get(new), (*path, new))
-        _move_origins(document, (*path, old), (*path, new))
-        entries = {new if name == old else name: item for name, item in value.items() if name != new}
-        value.clear()
-        value.update(entries)
-    for name, item in value.items():
-        if name in section.model_fields:
-            _rename(document, item, section.model_fields[name].annotation, (*path, name), warn)
-
-
-def _move_origins(document: Document, old: FieldPath, new: FieldPath) -> None:
-    moved = [path for path in document.origins if path[: len(old)] == old]
-    for path in moved:
-        document.origins[(*new, *path[len(old) :])] = document.origins.pop(path)
-
-
-@functools.cache  # a command may read a recipe more than once
-def _warn(where: str, old: str, new: str) -> None:
-    logger.warning("%s: %s is now called %s: rename it; the next version does not know the old name", where, old, new)
+def _use_present_names(document: Document) -> None:
+    """Rename the settings of a stored recipe that had another name in an earlier version."""
+    for path in list(document.origins):
+        for kind in sections_at(Recipe, document.value, path[:-1]) if path else ():
+            name, section = kind.former_names().get(str(path[-1])), lookup(document.value, path[:-1])
+            if name and path[-1] in section:  # settings of models have their present names already
+                section[name] = section.pop(path[-1])
+                document.origins[(*path[:-1], name)] = document.origins.pop(path)

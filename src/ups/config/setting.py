@@ -53,20 +53,8 @@ class Section(BaseModel):
 
     @classmethod
     def former_names(cls) -> dict[str, str]:
-        """Former name -> present name of the settings."""
+        """Former name -> present name of the settings: stored recipes have them."""
         return {former: name for name, field in cls.model_fields.items() if (former := former_name(field))}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_former_names(cls, value: Any) -> Any:
-        """A setting under the name that it had in an earlier version, as recipes of old runs have it."""
-        if not isinstance(value, dict):
-            return value
-        renamed = cls.former_names()
-        for former, name in renamed.items():
-            if {former, name} <= value.keys():
-                raise ValueError(f"{former} is now called {name}: give only {name}")
-        return {renamed.get(name, name): item for name, item in value.items()}
 
     @model_validator(mode="after")
     def _secrets_are_references(self) -> Self:

@@ -61,19 +61,8 @@ def axes_of(over: Sequence[str]) -> list[Axis]:
     return axes
 
 
-def comma_axes(fields: Sequence[str]) -> list[Axis]:
-    """The same for `FIELD=VALUE,VALUE,...` of earlier versions, where no value has a comma."""
-    axes = []
-    for field in fields:
-        path, _, values = field.partition("=")
-        if not path or "" in values.split(","):
-            raise ConfigError(f"--sweep '{field}' is not FIELD=VALUE,VALUE,...", hint="such as run.seed=0,1,2")
-        axes.append([{path: value} for value in values.split(",")])
-    return axes
-
-
-def cells(axes: Sequence[Axis], name: str, run_dir: Path, mirror: str | None, *, numbered: bool = False) -> list[Cell]:
-    """A run for each combination, next to `run_dir`; none without axes. numbered: the names of earlier versions.
+def cells(axes: Sequence[Axis], name: str, run_dir: Path, mirror: str | None) -> list[Cell]:
+    """A run for each combination, next to `run_dir`; none without axes.
 
     mirror: the one of the recipe, below which each run gets a place of its own.
     """
@@ -87,9 +76,9 @@ def cells(axes: Sequence[Axis], name: str, run_dir: Path, mirror: str | None, *,
     if math.prod(map(len, axes)) > MAX_RUNS:
         raise ConfigError(f"the sweep has {math.prod(map(len, axes)):,} runs: at most {MAX_RUNS:,} are allowed")
     runs: dict[str, Cell] = {}
-    for number, points in enumerate(itertools.product(*axes) if axes else ()):
+    for points in itertools.product(*axes) if axes else ():
         texts = {field: text for point in points for field, text in point.items()}
-        end = str(number) if numbered else "-".join(f"{_short(field, fields)}_{_safe(texts[field])}" for field in texts)
+        end = "-".join(f"{_short(field, fields)}_{_safe(texts[field])}" for field in texts)
         own, own_dir = _bounded(f"{name}-{end}"), run_dir.with_name(_bounded(f"{run_dir.name}-{end}"))
         if own in runs:
             raise ConfigError(f"two runs of the sweep have the same values: {own}", hint="give each value once")

@@ -122,7 +122,7 @@ CHECK_PROGRAMS = (
 )
 _OPENED = Check("opened", "the data cannot be opened or measured", _VALIDATE, DataError)
 _REHEARSAL = Check("rehearsal", "the first steps of the run fail", "ups doctor RECIPE --bisect")
-# Of `--bisect` and `--compare-python`.
+# Of `--bisect`.
 OPENED = CheckProgram("opened", (_OPENED,), file="data")
 REHEARSAL = CheckProgram("rehearse", (_REHEARSAL,), ranks=True)
 

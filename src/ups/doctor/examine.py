@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -45,8 +44,6 @@ class Examination:
     environment: dict[str, str] = field(default_factory=dict)
     # Run only these programs; () is all of them.
     only: tuple[str, ...] = ()
-    # What runs the checks: another one belongs to another environment, with its own torch.
-    python: str = sys.executable
     # All together; what is running then is a check that hangs.
     seconds: float = float("inf")
 
@@ -76,7 +73,7 @@ def run_program(program: CheckProgram, examination: Examination, work_dir: Path)
     options = Options(
         run_dir=folder,
         ranks=ranks,
-        command=tuple(processes.module_command("ups.doctor.probes", *words, python=examination.python)),
+        command=tuple(processes.module_command("ups.doctor.probes", *words)),
         environment=environment,
     )
     launcher = Launcher(options, 0, box_dir, {})

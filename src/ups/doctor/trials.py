@@ -1,4 +1,4 @@
-"""Trials of a recipe for `ups doctor --bisect` and `--compare-python`: a few real steps, in processes of their own.
+"""Trials of a recipe for `ups doctor --bisect`: a few real steps, in processes of their own.
 
 A trial is one or two check programs on one variant of the recipe, with a deadline. It leaves a verdict, and the last
 position of every rank. A variant is the recipe with some part at its simplest setting: it is edited as plain data and
@@ -11,7 +11,6 @@ import contextlib
 import copy
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from ups.errors import UpsError
 from ups.record.run_dir import RunDir
 
 SETTINGS_NAME = "rehearsal.json"
-NUMBERS_NAME = "numbers.json"
 PLACE_NAME = "place_{}.json"
 # Of a trial, unless less is left of the whole time.
 TRIAL_SECONDS = 600.0
@@ -106,9 +104,7 @@ class Trials:
     still_seconds: float = 45.0
     on_start: Callable[[str], None] | None = None
 
-    def run(
-        self, kind: Kind, variant: Variant, label: str, seconds: float = TRIAL_SECONDS, python: str | None = None
-    ) -> TrialOutcome:
+    def run(self, kind: Kind, variant: Variant, label: str, seconds: float = TRIAL_SECONDS) -> TrialOutcome:
         """One trial, at most `seconds` for each of its programs."""
         if self.on_start is not None:
             self.on_start(label)
@@ -116,7 +112,7 @@ class Trials:
         folder = self.root / f"{number:02d}_{kind}"
         folder.mkdir(parents=True)
         text = dump_recipe(variant.recipe)
-        examination = Examination(variant.ranks, self.run_dir, text, self.environment, python=python or sys.executable)
+        examination = Examination(variant.ranks, self.run_dir, text, self.environment)
         write_assignment(examination, folder)
         settings = {"stage": variant.stage, "steps": variant.steps, "still_seconds": self.still_seconds}
         (folder / SETTINGS_NAME).write_text(json.dumps(settings))

@@ -39,13 +39,12 @@ class Sweep:
         ranks: int = 1,
         *,
         scripts: Sequence[str] = (),
-        numbered: bool = False,
     ) -> None:
         resolved = resolve(recipe_file(recipe), changes)
         self.recipe, self.ranks = resolved.recipe, ranks
         self.run_dir = run_dir_of(resolved, recipe, changes)
         mirror = self.recipe.checkpoint.mirror
-        self.cells = cells(axes, self.recipe.run.name, self.run_dir, mirror, numbered=numbered)
+        self.cells = cells(axes, self.recipe.run.name, self.run_dir, mirror)
         for cell in self.cells:
             check_ranks(resolve(recipe_file(recipe), [*changes, *cell.changes]).recipe, ranks)
         options = [("--set", change) for change in changes] + [("--plugin", script) for script in scripts]

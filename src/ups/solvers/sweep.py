@@ -1,6 +1,6 @@
-"""Generates data sets: chunks solved in parallel and committed one by one, then written as a store or a PDEBench file.
+"""Generates data sets: chunks solved in parallel and committed one by one, then written as a store.
 
-A sweep that was killed continues where it was: a chunk is on disk whole or not at all, and the final file appears in
+A sweep that was killed continues where it was: a chunk is on disk whole or not at all, and the store appears in
 one instant. The bytes do not depend on the number of processes, on the order of chunks or on interruptions.
 
 Solver bits differ between processors and library versions. So two copies of a data set are the same if generator,
@@ -13,15 +13,13 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import h5py
 import numpy as np
 
 from ups import registry
@@ -30,11 +28,8 @@ from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import read_store_attributes
 from ups.record.files import (
     hold_partial,
-    machine_error,
     machine_errors,
     read_object,
-    sync_parents,
-    temporary_name,
     write_file_atomically,
 )
 from ups.record.processes import run_in_processes
@@ -43,7 +38,6 @@ from ups.solvers.request import WORKER_ENVIRONMENT, Job, Request, chunk_file, re
 from ups.spec.descriptors import Moments, by_channel
 from ups.spec.task import Role, TaskSpec
 
-Format = Literal["store", "pdebench"]
 # committed chunks of a task, all chunks of it, name of the task
 Progress = Callable[[int, int, str], None]
 LIBRARIES = ("numpy", "scipy", "jax", "jaxlib", "exponax")
@@ -66,7 +60,6 @@ def generate(
     out: Path,
     *,
     num_processes: int = 1,
-    format: Format = "store",
     overwrite: bool = False,
     on_progress: Progress | None = None,
 ) -> list[Generated]:
@@ -84,7 +77,7 @@ def generate(
     if len({request.task for request in requests}) < len(requests):
         raise ConfigError("one task is asked for twice", hint="generate the two data sets into two directories")
     with contextlib.ExitStack() as stack:
-        sweeps = [_Sweep(request, out, format, overwrite) for request in requests]
+        sweeps = [_Sweep(request, out, overwrite) for request in requests]
         for sweep in sweeps:
             stack.enter_context(sweep.lock())
         _check_space(out, [s for s in sweeps if not s.kept])
@@ -115,11 +108,11 @@ def _run(sweeps: list[_Sweep], num_processes: int, on_progress: Progress | None)
 
 
 class _Sweep:
-    """One task on its way to disk: `out/.NAME.partial` holds its chunks until the final file is committed."""
+    """One task on its way to disk: `out/.NAME.partial` holds its chunks until the store is committed."""
 
-    def __init__(self, request: Request, out: Path, format: Format, overwrite: bool) -> None:
-        self.request, self.format = request, format
-        name = f"{request.task}.zarr" if format == "store" else pdebench_name(request)
+    def __init__(self, request: Request, out: Path, overwrite: bool) -> None:
+        self.request = request
+        name = f"{request.task}.zarr"
         self.path = out / name
         self.partial = out / f".{name}.partial"
         self.total = sum(1 for _ in request.chunks())
@@ -133,10 +126,7 @@ class _Sweep:
         """The data set, if it was made before."""
         if not self.path.exists():
             return None
-        if self.format == "store":
-            origin = read_store_attributes(self.path).get("generator")
-        else:
-            origin = pdebench_origin(self.path)
+        origin = read_store_attributes(self.path).get("generator")
         if isinstance(origin, dict) and origin.get("identity") == self.request.identity():
             self.done = self.total
             return self._result(origin.get("summary", {}), kept=True)
@@ -174,7 +164,7 @@ class _Sweep:
         return jobs
 
     def finish_if_complete(self) -> None:
-        """Write the final file once every chunk is committed."""
+        """Write the store once every chunk is committed."""
         if self.done < self.total or self.generated is not None:
             return
         summary = self._summarize()
@@ -189,10 +179,7 @@ class _Sweep:
             "libraries": _library_versions(),
             "summary": summary,
         }
-        if self.format == "store":
-            self._write_store(provenance)
-        else:
-            write_pdebench(self.path, self.request, provenance, (solution for _, solution in self._solutions()))
+        self._write_store(provenance)
         self.generated = self._result(summary, kept=False)
         shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -233,7 +220,7 @@ def _library_versions() -> dict[str, str]:
 
 
 def _check_space(out: Path, sweeps: list[_Sweep]) -> None:
-    # Chunks and the final file exist together until the commit; tasks are finished one after the other.
+    # Chunks and the store exist together until the commit; tasks are finished one after the other.
     needed = sum(s.request.num_bytes() for s in sweeps) + max((s.request.num_bytes() for s in sweeps), default=0)
     free = shutil.disk_usage(out).free
     if needed > free:
@@ -282,119 +269,3 @@ class Summary:
                 out["state"][name]["change_rms"] = rms
         out["sha256"] = {role: digest.hexdigest() for role, digest in self._hashes.items() if role in out}
         return out
-
-
-# PDEBench's HDF5 layouts: trajectories of train, valid and test one after another. A file has one value of each
-# parameter, in its attributes and its name: parameters are given and not drawn. Kuramoto-Sivashinsky and the vorticity
-# form of Navier-Stokes have no such layout.
-# task -> (file name, attribute of each parameter)
-_NAMES = {
-    "advection1d": ("1D_Advection_Sols_beta{beta}.hdf5", {"beta": "beta"}),
-    "burgers1d": ("1D_Burgers_Sols_Nu{nu}.hdf5", {"nu": "Nu"}),
-    "reacdiff1d": ("ReacDiff_Nu{nu}_Rho{rho}.hdf5", {"nu": "Nu", "rho": "rho"}),
-    "euler1d": ("1D_CFD_Shock_Eta0.0_Zeta0.0_trans_Train.hdf5", {}),
-    "swe2d": ("2D_rdb_NA_NA.h5", {}),
-    "diffreact2d": ("2D_diff-react_NA_NA.h5", {}),
-    "darcy2d": ("2D_DarcyFlow_beta{beta}_Train.hdf5", {"beta": "beta"}),
-}
-_SETTINGS = {
-    "swe2d": "sim:\n  gravity: 1.0\n",
-    "diffreact2d": "sim:\n  Du: 0.001\n  Dv: 0.005\n  k: 0.005\n",
-}
-_PROVENANCE = "ups_generator"
-
-
-def with_given_parameters(request: Request) -> Request:
-    """The same request with every parameter given: the middle of its range (of its logarithm) where it is not."""
-    spec = request.bench_task.spec
-    if request.task not in _NAMES:
-        raise ConfigError(
-            f"PDEBench has no file layout for task '{request.task}'",
-            hint=f"use --format store for it; PDEBench holds {', '.join(_NAMES)}",
-        )
-    fixed = dict(request.fixed)
-    for parameter in spec.parameters:
-        low, high = parameter.minimum, parameter.maximum
-        middle = math.sqrt(low * high) if parameter.scale == "log" else 0.5 * (low + high)
-        fixed.setdefault(parameter.name, float(f"{middle:.3g}"))
-    return replace(request, fixed=fixed, ranges={})
-
-
-def pdebench_name(request: Request) -> str:
-    """File name as PDEBench would call it; every parameter must be given."""
-    return _NAMES[request.task][0].format(**request.fixed)
-
-
-def pdebench_origin(path: Path) -> dict[str, Any]:
-    """What `write_pdebench` wrote about the origin of a file; empty for other files."""
-    try:
-        with h5py.File(path, "r") as file:
-            origin = json.loads(str(file.attrs.get(_PROVENANCE, "{}"))[:10_000])
-    except (OSError, ValueError):
-        return {}
-    return origin if isinstance(origin, dict) else {}
-
-
-def write_pdebench(path: Path, request: Request, provenance: dict[str, Any], solutions: Iterable[Solution]) -> None:
-    """Write one HDF5 file, which appears under its name when it is complete."""
-    temporary = temporary_name(path)
-    try:
-        with h5py.File(temporary, "w") as file:
-            _describe(file, request, provenance)
-            first = 0
-            for solution in solutions:
-                _append(file, request, solution, first)
-                first += len(solution.parameters)
-        temporary.replace(path)
-        sync_parents(path)
-    except OSError as error:
-        raise machine_error(f"cannot write {path}", error) from error
-    except RuntimeError as error:  # what h5py raises if the disk is full when it flushes
-        raise MachineError(f"cannot write {path}: {error}", hint="is there space on the disk?") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _describe(file: h5py.File, request: Request, provenance: dict[str, Any]) -> None:
-    """Write everything but the trajectories."""
-    spec = request.bench_task.spec
-    file.attrs[_PROVENANCE] = json.dumps({k: provenance[k] for k in ("generator", "version", "identity")})
-    for name, attribute in _NAMES[request.task][1].items():
-        file.attrs[attribute] = float(request.fixed[name])
-    if request.task in _SETTINGS:
-        file.attrs["config"] = _SETTINGS[request.task]
-        return
-    if request.task == "euler1d":
-        file.attrs["eta"], file.attrs["zeta"] = 0.0, 0.0
-    for axis in spec.axes:
-        file[f"{axis.name}-coordinate"] = cell_centers(request.resolution, axis.extent).astype(np.float32)
-    if not spec.steady:
-        # As in PDEBench's 1D files, with one entry more than there are frames.
-        file["t-coordinate"] = (spec.dt * np.arange(request.num_frames + 1)).astype(np.float32)
-
-
-def _append(file: h5py.File, request: Request, solution: Solution, first: int) -> None:
-    """Write the trajectories of a chunk as number `first` and following."""
-    state = solution.state
-    if request.task in _SETTINGS:
-        channels = 1 if request.task == "swe2d" else state.shape[2]
-        for number, trajectory in enumerate(state, start=first):
-            _add_group(file, request, number, np.moveaxis(trajectory[:, :channels], 1, -1))
-        return
-    arrays = {"tensor": state[:, :, 0]} if state.size else {"nu": solution.static[:, 0], "tensor": solution.target}
-    if request.task == "euler1d":
-        arrays = {name: state[:, :, channel] for channel, name in enumerate(("density", "pressure", "Vx"))}
-    for name, values in arrays.items():
-        if name not in file:
-            file.create_dataset(name, (sum(request.trajectories), *values.shape[1:]), np.float32)
-        file[name][first : first + len(values)] = values
-
-
-def _add_group(file: h5py.File, request: Request, number: int, data: np.ndarray[Any, Any]) -> None:
-    task = request.bench_task
-    group = file.create_group(f"{number:04d}")
-    group.attrs["config"] = _SETTINGS[request.task]
-    group["data"] = data
-    for axis in task.spec.axes:
-        group[f"grid/{axis.name}"] = cell_centers(request.resolution, axis.extent).astype(np.float32)
-    group["grid/t"] = (task.start + task.spec.dt * np.arange(request.num_frames)).astype(np.float32)

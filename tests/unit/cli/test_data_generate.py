@@ -28,8 +28,6 @@ def refusal(*arguments):
         (["ks1d", "--trajectories", "10,2"], "512,64,64"),
         (["ks1d", "--trajectories", "10,2,2", "--small"], "one of them"),
         (["ks1d", "--trajectories", "0,2,2"], "train"),
-        (["ks1d", "--format", "netcdf"], "pdebench"),
-        (["ks1d", "--format", "pdebench"], "store"),
         (["burgers1d", "--parameter", "nu"], "nu=0.01"),
         (["burgers1d", "--parameter", "mu=1"], "nu"),
         (["burgers1d", "--parameter", "nu=7"], "0.01 to 0.1"),
@@ -47,7 +45,7 @@ def test_a_mistake_is_answered_with_what_to_do_and_nothing_is_written(tmp_path, 
 
 def test_all_means_the_nine_tasks_and_a_task_named_twice_is_made_once():
     def requests(*tasks):
-        return [r.task for r in _requests(list(tasks), (1, 1, 1), None, None, 0, [], [], "store")]
+        return [r.task for r in _requests(list(tasks), (1, 1, 1), None, None, 0, [], [])]
 
     assert len(requests("all")) == 9
     assert requests("ks1d", "darcy2d", "ks1d") == ["ks1d", "darcy2d"]

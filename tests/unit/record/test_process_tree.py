@@ -13,14 +13,12 @@ import ups
 from ups.record.processes import module_command
 
 ROOT = Path(ups.__file__).parent
-# Options of other programs; a Python that may be too old for -P, which gets PYTHONSAFEPATH; and scripts of rented
-# machines, which export it: their first Python may be older, too.
+# Options of other programs; and scripts of rented machines, which export PYTHONSAFEPATH: their first Python may be too
+# old for -P.
 ALLOWED = {
     ("record/processes.py", "-m"),
-    ("doctor/other_python.py", "-c"),
     ("launch/job.py", "-c"),
     ("launch/job.py", "-m"),
-    ("cli/bench.py", "-m"),  # printed: how the nine-task protocol is started
     ("launch/kubernetes.py", "-c"),  # bash
 }
 

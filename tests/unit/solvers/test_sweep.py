@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -22,7 +21,7 @@ from ups.errors import ConfigError, MachineError, MissingExtraError
 from ups.formats.zarr_store import read_store_attributes
 from ups.record.manifest import read_manifest
 from ups.solvers.request import make_request
-from ups.solvers.sweep import generate, pdebench_name, with_given_parameters, write_pdebench
+from ups.solvers.sweep import generate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
@@ -175,39 +174,8 @@ class TestRefusals:
         with pytest.raises(ConfigError):
             generate([small()], tmp_path, num_processes=0)
 
-    @pytest.mark.parametrize("name", ["ks1d", "ns2d"])
-    def test_tasks_that_pdebench_does_not_have(self, name):
-        with pytest.raises(ConfigError) as caught:
-            with_given_parameters(make_request(name))
-        assert "--format store" in caught.value.hint
 
-
-class TestFormats:
-    @pytest.mark.parametrize(
-        "name", ["advection1d", "burgers1d", "reacdiff1d", "euler1d", "swe2d", "diffreact2d", "darcy2d"]
-    )
-    def test_a_pdebench_file_gives_back_the_trajectories_in_their_splits(self, tmp_path, name):
-        request = with_given_parameters(small(name, trajectories=(10, 0, 0), num_frames=2))
-        path = tmp_path / pdebench_name(request)
-        solutions = [request.solve(chunk) for chunk in request.chunks()]
-        origin = {"generator": "x", "version": "1", "identity": request.identity()}
-        write_pdebench(path, request, origin, solutions)
-        reader = open_task(TaskConfig(name=name, path=str(path)))
-        assert reader.splits == {"train": 8, "valid": 1, "test": 1}
-        assert reader.space == (16,) * request.bench_task.spec.num_spatial_dims
-        assert reader.task.dt == pytest.approx(request.bench_task.spec.dt, rel=1e-5)
-        values = {p.name.lower(): p.minimum for p in reader.task.parameters}
-        assert all(values[key] == pytest.approx(value) for key, value in request.fixed.items())
-        trajectories = [*(("train", i) for i in range(8)), ("valid", 0), ("test", 0)]
-        for row, (split, number) in enumerate(trajectories):
-            window = reader.read(split, number, 0, request.num_frames)
-            # PDEBench keeps the height only.
-            channels = 1 if name == "swe2d" else None
-            assert np.array_equal(window.state, np.concatenate([s.state for s in solutions])[row, :, :channels])
-            assert np.array_equal(window.static, np.concatenate([s.static for s in solutions])[row])
-            assert np.array_equal(window.target, np.concatenate([s.target for s in solutions])[row])
-        assert generate([request], tmp_path, format="pdebench")[0].kept
-
+class TestStore:
     def test_a_store_gives_back_the_trajectories_and_its_origin(self, made):
         reader = open_task(TaskConfig(name=QUICK, path=str(made.path)))
         assert tuple(reader.splits.values()) == COUNTS
@@ -222,24 +190,3 @@ class TestFormats:
         assert origin["request"]["trajectories"] == list(COUNTS)
         assert origin["summary"]["train"]["state"]["u"]["std"] > 0
         assert set(origin["libraries"]) >= {"numpy", "scipy", "exponax"}
-
-    def test_the_name_and_the_attributes_tell_the_parameters(self):
-        request = with_given_parameters(make_request("reacdiff1d", fixed={"nu": 0.002}))
-        assert pdebench_name(request) == "ReacDiff_Nu0.002_Rho2.0.hdf5"
-        assert pdebench_name(with_given_parameters(make_request("advection1d"))) == "1D_Advection_Sols_beta2.05.hdf5"
-
-    def test_a_pdebench_file_that_could_not_be_finished_is_not_there(self, tmp_path):
-        request = with_given_parameters(small())
-        provenance = {"generator": "x", "version": "1", "identity": "y"}
-        chunk = next(iter(request.chunks()))
-        solutions = (request.solve(chunk) if number < 1 else 1 / 0 for number in range(2))
-        with pytest.raises(ZeroDivisionError):
-            write_pdebench(tmp_path / "a.hdf5", request, provenance, solutions)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_foreign_hdf5_file_is_not_taken_for_ours(self, tmp_path):
-        request = with_given_parameters(small())
-        with h5py.File(tmp_path / pdebench_name(request), "w") as file:
-            file["tensor"] = np.zeros(3)
-        with pytest.raises(ConfigError, match="another data set"):
-            generate([request], tmp_path, format="pdebench")

@@ -1,10 +1,9 @@
 """Check `rehearsal`: a few real steps of each stage as the run would train them, with every module watched.
 
-Not part of the ladder: `ups doctor RECIPE --bisect` runs it again and again with one part of the recipe changed, and
-`--compare-python` once in each environment. What it finds out about a failure (module, windows, step) and the numbers
-of every step are facts of its verdict. A module is to blame if its input was finite and its output is not, or if it was
-the last one entered when the rank raised, crashed or stood still. That position is written to a file on the way, so
-that a crash in native code leaves it behind.
+Not part of the ladder: `ups doctor RECIPE --bisect` runs it again and again with one part of the recipe changed. What
+it finds out about a failure (module, windows, step) are facts of its verdict. A module is to blame if its input was
+finite and its output is not, or if it was the last one entered when the rank raised, crashed or stood still. That
+position is written to a file on the way, so that a crash in native code leaves it behind.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import math
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.doctor.probes.check import Assignment, say_failed
 from ups.doctor.probes.parts import StopAfter, open_run_data, quick, run_steps, stage_name
-from ups.doctor.trials import NUMBERS_NAME, PLACE_NAME, SETTINGS_NAME
+from ups.doctor.trials import PLACE_NAME, SETTINGS_NAME
 from ups.record.blackbox import BlackBox, Phase
 from ups.record.text import counted
 from ups.run.assemble import Assembled, assemble
@@ -68,12 +66,11 @@ def rehearse(
     """Every stage, or the one that is asked for. Collective: all ranks."""
     asked = settings.get("stage")
     indexes = range(len(recipe.stages)) if asked is None else [int(asked)]
-    numbers: list[dict[str, Any]] = []
     total = 0
     with open_run_data(assignment) as opened:
         for index in indexes:
             position.at(phase="build", stage=index, step=0, module="")
-            hook = Steps(position, numbers, index)
+            hook = Steps(position)
             at, box = Progress(stage_index=index), PlaceBox.of(position)
             with assemble(recipe, opened, runtime, at, hooks=[hook], box=box) as parts:
                 hook.last = steps_to_take(parts, int(settings["steps"]))
@@ -86,8 +83,6 @@ def rehearse(
                     report.facts |= hook.known(error, stage_name(recipe, index))
                     raise
             total += hook.last
-    if runtime.rank == 0:
-        (assignment.work_dir / NUMBERS_NAME).write_text(json.dumps(numbers))
     report.says = (
         f"{counted(runtime.world_size, 'rank')} ({runtime.strategy}, {recipe.engine.precision}) trained "
         f"{counted(total, 'step')}, all finite"
@@ -104,11 +99,11 @@ def steps_to_take(parts: Assembled, wanted: int) -> int:
 
 
 class Steps(StopAfter):
-    """A hook that keeps the numbers of every step and refuses those that are not finite."""
+    """A hook that refuses numbers of a step that are not finite."""
 
-    def __init__(self, position: Place, numbers: list[dict[str, Any]], stage_index: int) -> None:
+    def __init__(self, position: Place) -> None:
         super().__init__(1)
-        self._position, self._numbers, self._index = position, numbers, stage_index
+        self._position = position
         self._losses: list[float] = []
         self._windows: dict[str, Any] = {}
 
@@ -126,10 +121,6 @@ class Steps(StopAfter):
                 means="the weights would be destroyed; a run skips such steps and stops after many in a row",
                 hint="see what `ups doctor RECIPE --bisect` says about it",
             )
-        known = ((name, p.grad) for name, p in engine.parameters.items() if p.grad is not None)
-        gradients = {name: float(local(gradient).double().norm()) for name, gradient in known}
-        row = {"stage": self._index, "step": step, "loss": sum(self._losses), "gradient_norm": norm}
-        self._numbers.append({**row, "batch": self._windows.pop("crc", 0), "gradients": gradients})
         self._losses.clear()
         self._position.at(phase="step done", step=step, module="")
         super().after_step(engine, agreed)
@@ -143,7 +134,7 @@ class Steps(StopAfter):
             inside = self._watch.innermost() or str(values["module"])
             culprit = {"pass": values["phase"], **self._watch.describe(inside)}
         seen = {"windows": self._windows.get("bad"), "culprit": culprit}
-        facts = {"stage": self._index, "stage_name": stage, "step": values["step"] + 1}
+        facts = {"stage": values["stage"], "stage_name": stage, "step": values["step"] + 1}
         return facts | {name: value for name, value in seen.items() if value}
 
 
@@ -329,14 +320,11 @@ _MOST_SHOWN = 8
 
 
 def looked_at(parts: Assembled, windows: dict[str, Any], losses: list[float]) -> None:
-    """From now on every pass of the stage leaves its loss in `losses`, and in `windows` a checksum of what was read
-    (`crc`) and the first bad windows (`bad`).
-    """
+    """From now on every pass of the stage leaves its loss in `losses`, and the first bad windows in `windows`."""
     stage, compute = parts.stage, parts.stage.sample_losses
 
     def sample_losses(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         for batch in batches:
-            windows["crc"] = checksum(batch, windows.get("crc", 0))
             if rows := _bad_rows([getattr(batch, name) for name in _FIELDS]):
                 windows.setdefault("bad", described(parts, batch, rows, "values that are not finite"))
         results = compute(batches)
@@ -367,14 +355,6 @@ def described(parts: Assembled, batch: Batch, rows: Sequence[int], what: str) ->
         "trajectories": sorted(set(trajectories)),
         "where": list(dict.fromkeys(where))[:_MOST_SHOWN],
     }
-
-
-def checksum(batch: Batch, before: int) -> int:
-    """CRC of what was read, in float32 and on the host, on from `before`."""
-    for name in _FIELDS:
-        values = getattr(batch, name).detach().to("cpu", torch.float32).contiguous()
-        before = zlib.crc32(values.numpy().tobytes(), before)
-    return before
 
 
 def _bad_rows(tensors: Sequence[Tensor]) -> list[int]:
