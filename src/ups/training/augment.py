@@ -68,7 +68,11 @@ class Augmentation:
         moves = self.moves_of(batch)
         if moves is None:
             return batch
-        return moved(batch, moves, draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed))
+        return moved(batch, moves, self.draws_of(batch))
+
+    def draws_of(self, batch: Batch) -> npt.NDArray[np.float64]:
+        """(B, A + 1) uniform draws of this step, as `draws_of`."""
+        return draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed)
 
     def moves_of(self, batch: Batch) -> Moves | None:
         """What may be done to the samples of a batch."""
