@@ -187,7 +187,7 @@ class Registry:
 MODELS = Registry("models", "model")
 STAGES = Registry("stages", "stage")
 READERS = Registry("readers", "reader")
-TASKS = Registry("tasks", "task")
+TASKS = Registry("tasks", "task", {"stokes2d": "ups.solvers.tasks:stokes2d"})
 TRACKERS = Registry("trackers", "tracker")
 METRICS = Registry("metrics", "metric", {"brmse": "ups.evaluation.metrics:boundary_rmse"})
 LOSSES = Registry(

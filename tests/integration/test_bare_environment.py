@@ -20,7 +20,7 @@ from tests.integration.environments import ROOT, core_environment, run, start
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STORED = ROOT / "tests" / "unit" / "inference" / "bundles" / "v1" / "latent_operator"
-EXTRAS = ("imageio", "imageio_ffmpeg", "scipy", "exponax", "jax", "neuralop", "pytest")
+EXTRAS = ("imageio", "imageio_ffmpeg", "scipy", "skfem", "exponax", "jax", "neuralop", "pytest")
 NETWORK_CAN_BE_TAKEN = (
     shutil.which("unshare") is not None
     and subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True).returncode == 0

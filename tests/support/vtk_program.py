@@ -24,8 +24,13 @@ def main() -> None:
         data = image.GetPointData()
         for i in range(data.GetNumberOfArrays()):
             arrays[f"{number}/{data.GetArrayName(i)}"] = vtk_to_numpy(data.GetArray(i)).copy()
-    arrays |= {"times": np.array(times), "dimensions": np.array(image.GetDimensions())}
-    arrays |= {"origin": np.array(image.GetOrigin()), "spacing": np.array(image.GetSpacing())}
+    arrays["times"] = np.array(times)
+    if image.IsA("vtkImageData"):
+        arrays |= {"dimensions": np.array(image.GetDimensions())}
+        arrays |= {"origin": np.array(image.GetOrigin()), "spacing": np.array(image.GetSpacing())}
+    else:
+        arrays["points"] = vtk_to_numpy(image.GetPoints().GetData())
+        arrays["cells"] = np.array([image.GetCellType(i) for i in range(image.GetNumberOfCells())])
     np.savez(sys.argv[2], **arrays)
 
 

@@ -25,6 +25,7 @@ DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "model_signing": "model-signing",
     "mlflow": "mlflow-skinny",
+    "skfem": "scikit-fem",
 }
 # Brought by a declared distribution: exponax computes with jax, typer with click, model-signing with cryptography,
 # matplotlib writes with Pillow.

@@ -126,20 +126,44 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Generate benchmark data with reference solvers; an interrupted command continues when it is run again."""
-    requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, range)
+    from ups.solvers.point_sweep import generate_points
+    from ups.solvers.points import POINT_TASKS
     from ups.solvers.sweep import generate as run
 
+    counts = _counts(trajectories, small)
+    on_points = [task for task in dict.fromkeys(tasks) if task in POINT_TASKS]
+    others = [task for task in tasks if task not in POINT_TASKS]
+    requests = _requests(others, counts, resolution, frames, seed, parameter, range)
+    if on_points and (resolution or frames or parameter or range):
+        raise ConfigError(
+            f"'{on_points[0]}' lives on points: its geometry, times and parameters are drawn, and its files are .npz",
+            hint="leave out --resolution, --frames, --parameter and --range",
+        )
+    num_processes = processes if processes is not None else usable_cores()
     with ProgressLine(quiet=json) as line:
+        facts = [
+            generate_points(
+                task,
+                Path(out),
+                trajectories=counts,
+                seed=seed,
+                num_processes=num_processes,
+                overwrite=overwrite,
+                on_progress=lambda done, total, task: line.count(task, done, total, "trajectories"),
+            )
+            for task in on_points
+        ]
         results = run(
             requests,
             Path(out),
-            num_processes=processes if processes is not None else usable_cores(),
+            num_processes=num_processes,
             overwrite=overwrite,
             on_progress=lambda done, total, task: line.count(task, done, total, "chunks"),
         )
     if json:
         report(
-            [
+            facts
+            + [
                 {
                     "task": r.request.task,
                     "path": str(r.path),
@@ -158,9 +182,13 @@ def generate(
     for r in results:
         request = r.request
         grid = "x".join([str(request.resolution)] * request.bench_task.spec.num_spatial_dims)
-        counts = "+".join(map(str, request.trajectories))
+        numbers = "+".join(map(str, request.trajectories))
         state = f"{r.path} (was there)" if r.kept else str(r.path)
-        rows.append((request.task, counts, str(request.num_frames), grid, f"{r.num_bytes / 1e6:.1f} MB", state))
+        rows.append((request.task, numbers, str(request.num_frames), grid, f"{r.num_bytes / 1e6:.1f} MB", state))
+    numbers = "+".join(map(str, counts))
+    for fact in facts:
+        state = f"{fact['path']} (was there)" if fact["kept"] else fact["path"]
+        rows.append((fact["task"], numbers, "", "points", f"{fact['bytes'] / 1e6:.1f} MB", state))
     say(table(rows))
 
 

@@ -61,6 +61,7 @@ class Example:
     parameters: name -> value, for the title. given: name -> values (*S) of what a steady task is solved for, with their
     units. split: where the trajectory is from, "" where that is not known. diverged_at: number of the first frame that
     has diverged, from 0; None if none has.
+    mesh: points (N, 2) and triangles (M, 3) of fields on points, which are (T, C, N, 1) and (N, 1), coordinates ().
     """
 
     task: TaskSpec
@@ -77,6 +78,7 @@ class Example:
     given_units: tuple[str, ...] = ()
     split: str = ""
     diverged_at: int | None = None
+    mesh: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
 
     @property
     def source(self) -> str:
@@ -345,7 +347,16 @@ def _map(axes: Any, example: Example, channel: int, name: str, values: npt.NDArr
     """Draw a plane of values, of a cube the middle one."""
     scale = _scale(example, channel, name)
     axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-    return axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
+    return _plane(axes, example, values, **scale)
+
+
+def _plane(axes: Any, example: Example, values: npt.NDArray[Any], **scale: Any) -> Any:
+    """A map of values on a grid, of a cube its middle plane, or at the points of triangles."""
+    if example.mesh is None:
+        return axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
+    points, triangles = example.mesh
+    axes.set_aspect("equal")
+    return axes.tripcolor(*points.T, triangles, values[:, 0], shading="gouraud", **scale)
 
 
 def _finished_maps(figure: Any, grid: Any, example: Example, channel: int, steps: Sequence[int]) -> bytes:
@@ -362,7 +373,7 @@ def _one_time_png(example: Example, channel: int) -> bytes:
     figure, grid = pyplot().subplots(1, count, figsize=(3.2 * count, 6.0), squeeze=False, layout="constrained")
     panels = list(grid[0])
     for axes, (name, values), unit in zip(panels, example.given.items(), example.given_units, strict=False):
-        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), cmap=GIVEN_MAP)
+        image = _plane(axes, example, values, cmap=GIVEN_MAP)
         axes.set(title=f"given {name}")
         _bar(figure, image, axes, name + _unit(unit))
         axes.set(xlabel=_axis(example, 0), ylabel=_axis(example, 1))
@@ -553,7 +564,10 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> tuple[
 
     def draw(step: int) -> None:
         for image, (_, values) in zip(images, _rows(example, channel, step), strict=True):
-            image.set_data(_slice(values).T)
+            if example.mesh is None:
+                image.set_data(_slice(values).T)
+            else:
+                image.set_array(values[:, 0])
 
     return images + [spine for axes in grid for spine in axes.spines.values()], draw  # a map covers half of its frame
 

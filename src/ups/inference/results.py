@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import BundleError
+from ups.formats.mesh_hdf5 import filled_up, vtk_group
 from ups.inference.calibration import Watch
 from ups.inference.inputs import Start
 from ups.inference.trust import KINDS, MAX_NAMED_SAMPLES, Trust
@@ -49,7 +50,6 @@ MAX_MEMORY_BYTES = 8 * 2**30
 CHUNK_BYTES = 8 * 2**20
 NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
 VTKHDF_SUFFIX = ".vtkhdf"
-VTKHDF_VERSION = (2, 0)
 
 
 class Layout:
@@ -474,7 +474,7 @@ def write_vtkhdf(result: xarray.Dataset, task: TaskSpec, path: Path) -> None:
     temporary = temporary_name(path)
     try:
         with h5py.File(temporary, "w") as file:
-            _write_vtkhdf(file.create_group("VTKHDF"), result, task, coordinates)
+            _write_vtkhdf(file, result, task, coordinates)
         os.rename(temporary, path)
     except OSError as error:
         raise machine_error(f"cannot write {path}", error) from error
@@ -482,40 +482,24 @@ def write_vtkhdf(result: xarray.Dataset, task: TaskSpec, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _write_vtkhdf(group: Any, result: xarray.Dataset, task: TaskSpec, coordinates: tuple[Any, ...]) -> None:
+def _write_vtkhdf(file: Any, result: xarray.Dataset, task: TaskSpec, coordinates: tuple[Any, ...]) -> None:
+    times = np.zeros(1) if task.steady else np.asarray(result["time"].values, np.float64)
+    group = vtk_group(file, b"ImageData", times)
     sizes = [len(points) for points in coordinates] + [1] * (3 - len(coordinates))
-    group.attrs["Version"] = np.array(VTKHDF_VERSION, np.int64)
-    group.attrs.create("Type", b"ImageData", dtype="S9")  # of fixed length: what VTK expects
     group.attrs["WholeExtent"] = np.array([n for size in sizes for n in (0, size - 1)], np.int64)
     group.attrs["Origin"] = np.array([*(points[0] for points in coordinates), 0.0, 0.0][:3], np.float64)
     spacing = [(points[-1] - points[0]) / (len(points) - 1) for points in coordinates]
     group.attrs["Spacing"] = np.array([*spacing, 1.0, 1.0][:3], np.float64)
     group.attrs["Direction"] = np.eye(3).reshape(-1)
     group.attrs["warnings"] = str(result.attrs.get("warnings", ""))  # VTK does not show it
-    times = np.zeros(1) if task.steady else np.asarray(result["time"].values, np.float64)
-    steps = group.create_group("Steps")
-    steps.attrs["NSteps"] = np.int64(len(times))
-    steps["Values"] = times
-    points, offsets = group.create_group("PointData"), steps.create_group("PointDataOffsets")
     for field in task.fields_of(task.predicted):
         tail = (3**field.tensor_rank,) if field.tensor_rank else ()
         shape = (*(len(values) for values in reversed(coordinates)), *tail)
-        array = points.create_dataset(field.name, (len(times), *shape), np.float32, chunks=(1, *shape))
+        array = group["PointData"].create_dataset(field.name, (len(times), *shape), np.float32, chunks=(1, *shape))
         for number in range(len(times)):
             frame = result[field.name] if task.steady else result[field.name].isel(time=number)
             frame = frame.transpose(..., *(axis.name for axis in task.axes))
-            array[number] = _vtk_order(np.asarray(frame.values, np.float32), field, len(coordinates))
-        offsets[field.name] = np.arange(len(times), dtype=np.int64)
+            values = np.asarray(frame.values, np.float32).transpose()  # (z, y, x[, component])
+            array[number] = filled_up(values, field.tensor_rank, len(coordinates)) if tail else values
+        group[f"Steps/PointDataOffsets/{field.name}"] = np.arange(len(times), dtype=np.int64)
     group["PointData"].attrs["Scalars"] = next((f.name for f in task.fields_of(task.predicted)), "")
-
-
-def _vtk_order(values: Any, field: FieldSpec, dims: int) -> Any:
-    """([component,] x[, y, z]) -> (z, y, x[, component])."""
-    rank = field.tensor_rank
-    if not rank:
-        return values.transpose()
-    components = values.reshape(*(dims,) * rank, *values.shape[1:])
-    full = np.zeros((*(3,) * rank, *components.shape[rank:]), np.float32)
-    full[(slice(0, dims),) * rank] = components
-    flat = full.reshape(3**rank, *components.shape[rank:])  # rows of a tensor one after another
-    return flat.transpose()

@@ -142,7 +142,7 @@ def solver_points(resolution: int, minimum: int = 0) -> int:
 
 def require_solvers(doing: str = "starting a solver from stored frames") -> None:
     """Raises MissingExtraError if what the solvers need is not installed: better before long work than after it."""
-    for package in ("exponax", "scipy"):
+    for package in ("exponax", "scipy", "skfem"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError.of("generate", package, doing)
 

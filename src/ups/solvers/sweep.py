@@ -40,7 +40,7 @@ from ups.spec.task import Role, TaskSpec
 
 # committed chunks of a task, all chunks of it, name of the task
 Progress = Callable[[int, int, str], None]
-LIBRARIES = ("numpy", "scipy", "jax", "jaxlib", "exponax")
+LIBRARIES = ("numpy", "scipy", "jax", "jaxlib", "exponax", "scikit-fem")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ups import registry
 from ups.errors import ConfigError, PluginError
-from ups.solvers import darcy, diffreact, finite_volume, spectral
+from ups.solvers import darcy, diffreact, finite_volume, points, spectral
 from ups.solvers.problem import Draws, Solution
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -259,6 +259,29 @@ reacdiff3d = SolverTask(
         "one is about three stored cells wide"
     ),
     trajectories_per_chunk=4,
+)
+
+# Not part of the benchmark either: holes.
+stokes2d = _in_2d(
+    spec=TaskSpec(
+        name="stokes2d",
+        fields=(
+            FieldSpec("obstacle", role="static"),
+            FieldSpec("velocity", role="target", tensor_rank=1),
+            FieldSpec("pressure", role="target"),
+        ),
+        axes=(AxisSpec("x", "open", 1.0), AxisSpec("y", "wall", 1.0)),
+        parameters=(ParameterSpec("skew", minimum=-0.8, maximum=0.8),),
+        steady=True,
+        equation="-lap v + grad p = 0, div v = 0; v = 0 at walls and obstacles, no traction at the outflow x = 1",
+        mask="obstacle",
+    ),
+    solver=points.stokes2d,
+    resolution=48,
+    num_frames=0,
+    reduction="exact values",
+    choices="inflow 4 y (1 - y) (1 + skew (2 y - 1)); one to four elliptic obstacles with radii 0.03 to 0.15",
+    trajectories_per_chunk=8,
 )
 
 # The tasks of ups-bench v1 in its order: a constant of the benchmark. A tenth solver is registered and changes nothing.

@@ -34,6 +34,7 @@ def refusal(*arguments):
         (["ns2d", "--resolution", "7"], "even"),
         (["ns2d", "--frames", "1"], "2 to"),
         (["ns2d", "--seed", "-1"], "0 to"),
+        (["heat2d", "--resolution", "64"], "--resolution"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do_and_nothing_is_written(tmp_path, arguments, said):
