@@ -168,3 +168,30 @@ def odd_reflection() -> None:
 
 
 ODD = ("burgers1d", "ks1d")
+
+
+def trained_on_the_grid() -> None:
+    """Fields on points are interpolated to the grid, and nothing is learned at the points."""
+    from ups.data import rank_source
+
+    read = rank_source.read_arrays
+
+    def read_arrays(*window: Any) -> dict[str, Any]:
+        return {name: values for name, values in read(*window).items() if not name.startswith(rank_source.EXTRA)}
+
+    rank_source.read_arrays = read_arrays  # type: ignore[assignment]
+
+
+def inverse_distances() -> None:
+    """The same, with weights of the nearest points that do not know on which side they are."""
+    import numpy as np
+
+    from ups.formats import mesh_grid
+
+    def planes(tree: Any, points: Any, targets: Any) -> Any:
+        apart, index = tree.query(targets, k=[1, 2, 3, 4])
+        near = 1 / (apart**2 + 1e-6)
+        return index.astype(np.int64), (near / near.sum(1, keepdims=True)).astype(np.float32)
+
+    mesh_grid._planes, mesh_grid._VERSION = planes, b"inverse distances"
+    trained_on_the_grid()

@@ -18,6 +18,7 @@ from ups.record.run_dir import shipped_models, states_beside
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
+    from ups.cli.meshes import OnMesh
     from ups.evaluation.figures import Example
     from ups.inference.simulator import Simulator
     from ups.spec.task import TaskSpec
@@ -110,6 +111,7 @@ def rollout(
 
     Where INPUT has the frames that follow, truth, prediction and error stand side by side.
     """
+    from ups.cli.meshes import MESH_SUFFIX, write_mesh_result
     from ups.cli.points import VALUE_SUFFIXES, read_points, values_at, write_values
     from ups.inference.hub import local_bundle
     from ups.inference.results import VTKHDF_SUFFIX, check_new, write_vtkhdf
@@ -128,7 +130,8 @@ def rollout(
     if at is not None and Path(out or "").suffix not in VALUE_SUFFIXES:
         raise ConfigError("values at points are written as CSV or NetCDF", hint="give -o VALUES.csv or VALUES.nc")
     vtkhdf = out is not None and Path(out).suffix == VTKHDF_SUFFIX
-    if vtkhdf or at is not None:
+    mesh = out is not None and Path(out).suffix == MESH_SUFFIX
+    if vtkhdf or mesh or at is not None:
         check_new(Path(out or ""))
     if film is not None and not film.lower().endswith(".gif"):
         from ups.evaluation.figures import ffmpeg
@@ -151,23 +154,27 @@ def rollout(
             every=every,
             members=members,
             seed=seed,
-            out=None if vtkhdf or at is not None else out,
+            out=None if vtkhdf or mesh or at is not None else out,
             reversed_axes=reversed_axes,
             level=level,
             on_doubt=on_doubt,
             progress=lambda done: line.count("rollout", done, count, "steps"),
         )
-    if vtkhdf:
+    if vtkhdf and start.on_mesh is None:
         write_vtkhdf(result, spec, Path(out or ""))
     values = None if table is None else values_at(simulator, result, table, spec, in_time=in_time)
     if values is not None:
         write_values(values, table, spec, Path(out or ""))
     written = [out] if out is not None else []
     example = None
-    if film is not None or picture is not None or start.num_true_steps >= count:
+    if film or picture or mesh or start.on_mesh is not None or start.num_true_steps >= count:
         example = _example(spec, result, start, every)
         written += _draw(example, channel, film, picture)
     errors = {} if example is None else _errors(example, start)
+    if example is not None and start.on_mesh is not None:
+        errors |= start.on_mesh.errors(example, every)
+    if mesh or (vtkhdf and start.on_mesh is not None):
+        write_mesh_result(example, start.on_mesh, Path(out or ""))
     if json:
         facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
         attributes = dict((result if values is None else values).attrs)
@@ -308,7 +315,7 @@ class _Input:
 
     given (T, C, *S) and truth (T, C, *S): the frames up to the start and those that follow, where the input has them;
     time: of the last given frame; mean (C, *S): of the train split of the input, if it has one. notes: what was assumed
-    about the input.
+    about the input. on_mesh: the points that its fields live on.
     """
 
     arguments: dict[str, Any]
@@ -320,6 +327,7 @@ class _Input:
     mean: Any = None
     notes: tuple[str, ...] = ()
     split: str = ""
+    on_mesh: OnMesh | None = None
 
     @property
     def num_true_steps(self) -> int:
@@ -372,10 +380,16 @@ def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None)
 def _read_input(
     simulator: Simulator, spec: TaskSpec, config: TaskConfig, split: str, trajectory: int, start_frame: int | None
 ) -> _Input:
+    import numpy as np
+
+    from ups.cli.meshes import OnMesh
     from ups.data.open import open_task
     from ups.evaluation.rollout import mean_field
+    from ups.formats.mesh_grid import on_trained_grid
 
     source = config.paths[0]
+    described = on_trained_grid(config.description, source, spec, simulator.coordinates(spec.name))
+    config = config.model_copy(update={"description": described})
     netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
     if netcdf and config.description is None:
         return _read_netcdf(spec, source, trajectory, start_frame)
@@ -416,7 +430,11 @@ def _read_input(
     axes = [axis.name for axis in reader.task.axes]
     arguments["coordinates"] = dict(zip(axes, reader.coordinates, strict=True))
     mean = mean_field(reader, MEAN_TRAJECTORIES).numpy() if reader.splits.get("train", 0) else None
-    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes, split)
+    on_mesh = OnMesh.of(reader, split, trajectory, window) if reader.most_points else None
+    # A file of points may lack what is asked for.
+    known = None if np.isnan(truth).all() else truth
+    where = f"{split} trajectory {trajectory}"
+    return _Input(arguments, where, trajectory, frames, known, time, mean, notes, split, on_mesh)
 
 
 def _time_stride(spec: TaskSpec, stored: TaskSpec, source: str) -> int:

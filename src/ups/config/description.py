@@ -81,6 +81,10 @@ class DescribedAxis(Section):
         None, "Length of the domain along it, in its unit; default points times spacing.", gt=0
     )
     unit: Unit = setting("1", "Unit of its coordinates; '1' where there is none.")
+    nodes: int | None = setting(
+        None, "Of data on points: nodes along it of the grid that the network works on.", ge=4, le=4096
+    )
+    start: float | None = setting(None, "Of data on points: coordinate of the first node, in its unit.")
     dataset: str | None = setting(
         None, "Array of its coordinates; default the one of its name, else equal distances over the extent."
     )
@@ -273,7 +277,8 @@ def description_next_to(paths: Iterable[str | os.PathLike[str]]) -> str | None:
     for path in paths:
         folder, name = os.path.split(os.path.abspath(os.fspath(path)))
         stem = name.split(".")[0] if not name.startswith(".") else name
-        for candidate in (f"{os.path.splitext(name)[0]}.task.yaml", f"{stem}.task.yaml", "task.yaml"):
+        inside = os.path.join(name, "task.yaml")  # of a folder
+        for candidate in (f"{os.path.splitext(name)[0]}.task.yaml", f"{stem}.task.yaml", inside, "task.yaml"):
             file = os.path.join(folder, candidate)
             if os.path.isfile(file):
                 return file

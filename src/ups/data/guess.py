@@ -56,6 +56,7 @@ from ups.formats.described import (
     spacing_names,
     understand,
 )
+from ups.formats.mesh_grid import OUTSIDE, MeshContainer
 from ups.record.text import printable
 
 MAX_COLUMNS = 16
@@ -195,6 +196,10 @@ class _Guesser:
             else:
                 self._say(f"{path}.name", f"{main.shape[i]} points: {dims.why[i]}")
                 self._extent(axis, path, names[i], main.shape[i])
+            if isinstance(self.container, MeshContainer):
+                box = self.container.box
+                axis |= {"nodes": box.nodes[number], "start": box.start[number], "extent": box.extent[number]}
+                self._say(f"{path}.nodes", "of the grid that the network works on, by the number of points")
             axes.append(axis)
         self.values["axes"] = axes
         self.names |= set(called)
@@ -467,10 +472,13 @@ class _Guesser:
         return True
 
     def _measure(self) -> None:
+        if isinstance(self.container, MeshContainer):
+            self.values["mask"] = OUTSIDE
+            self._say("mask", "where no point is near", sure=True)
         description = describe_values(self.values, "the guessed description")
         reader = DescribedReader(self.containers, description, name=self.name)
         sample = take_sample(reader)
-        if masked(sample.values).any():
+        if masked(sample.values).any() and not self.values.get("mask"):
             reader.close()
             self.values["mask"] = self._free("mask")
             self._say("mask", "values that are NaN in every frame are taken as holes: obstacles, land")
@@ -484,6 +492,8 @@ class _Guesser:
         self.num_not_finite = int((~np.isfinite(sample.values)).sum())
         if self.num_not_finite:
             self.notes.append(f"{self.num_not_finite} of {sample.values.size} sampled values are not finite")
+        if isinstance(self.container, MeshContainer):
+            return  # the boundary of the domain lies inside, and conserved is what cells say
         uneven = any("not at equal distances" in text for text in reader.assumptions)
         for number, axis in enumerate(self.values["axes"]):
             guess = guess_boundary(sample, number)

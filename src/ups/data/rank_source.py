@@ -25,6 +25,7 @@ from ups.data.sampler import Cut, Sampler
 from ups.errors import DataError, StoreRefusedError, StoreUnavailableError, UpsError
 from ups.formats.base import Int64, Reader
 from ups.record.failure import Frame, worker_stem
+from ups.spec.points import POINT_VALUES, POINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +270,8 @@ def read_arrays(
     }
     for axis, coordinate in enumerate(block.coordinates):
         arrays[f"coordinates.{axis}"] = np.asarray(coordinate, np.float64)
+    if block.points is not None and block.point_values is not None:
+        arrays |= {f"{EXTRA}{POINTS}": block.points, f"{EXTRA}{POINT_VALUES}": block.point_values}
     return arrays
 
 

@@ -23,6 +23,7 @@ from ups.models.stepper import Predictor, TrainingMean, linear_extrapolation, pe
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.descriptors import DivergenceLimits
 from ups.spec.grid import point_weights
+from ups.spec.points import POINTS, at_points, valid_at_points
 from ups.spec.statistics import Statistics
 
 
@@ -100,19 +101,28 @@ def score_task(
     task = reader.task
     channels = task.channel_names(task.predicted)
     weights = weights_of(reader)
+    if reader.most_points:  # each counts alike, and they have no spectrum
+        weights = torch.ones(reader.most_points, *[1] * (len(reader.space) - 1), dtype=torch.float64)
     shorter = not task.steady and reader.frames_of(split) is not None
     limits = None if statistics is None else DivergenceLimits.of(task, statistics)
     scores = {name: Accumulator(plan.num_steps, channels, weights, shorter, limits) for name in predictors}
     for part, span in batches_of(reader, split, own_part(reader, split, rank_info, max_trajectories), plan, batch_size):
         batch, truth = read_inputs(reader, split, part, span, device or torch.device("cpu"), dtype)
-        context = None if task.steady else batch.state
+        scored, context, valid = truth, None if task.steady else batch.state, batch.valid
+        if (points := batch.extra.get(POINTS)) is not None:  # the truth is known there, and on the grid only nearly
+            values, valid = read_point_values(reader, split, part, span).to(truth), valid_at_points(points)
+            context, scored = (
+                None if context is None else values[:, : span.context_frames],
+                values[:, -truth.shape[1] :],
+            )
         for name, predictor in predictors.items():
             if kind == "one_step":
                 known = batch if task.steady else batch.with_state(torch.cat([batch.state, truth], dim=1))
                 frames = one_steps(predictor, known, plan.context_frames)
             else:
                 frames = torch.stack(list(rollout(predictor, batch, span.num_steps)), dim=1)
-            scores[name].add(list(part), frames, truth, context, batch.valid)
+            frames = frames if points is None else at_points(frames, points)
+            scores[name].add(list(part), frames, scored, context, valid)
         if progress is not None:
             progress(len(part))
     return scores
@@ -168,9 +178,18 @@ def read_inputs(
         dt=block.dt,
         coordinates=block.coordinates,
         numbers=part,
+        extra={} if block.points is None else {POINTS: block.points},
     ).to(device, dtype)
     truth = block.target[:, None] if steady else block.state[:, plan.context_frames :]
     return batch, torch.from_numpy(truth).to(device=device, dtype=dtype)
+
+
+def read_point_values(reader: Reader, split: str, part: Sequence[int], plan: RolloutPlan) -> Tensor:
+    """All frames of a plan at the points that fields live on, (B, T, C, N, 1, ...); one of a steady task."""
+    steady = reader.task.steady
+    num_frames = 0 if steady else plan.context_frames + plan.num_steps
+    block = reader.read_block(split, part, [0 if steady else plan.first_frame] * len(part), num_frames)
+    return torch.from_numpy(block.point_values)
 
 
 def mean_field(reader: Reader, max_trajectories: int = 512) -> Tensor:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ups.errors import DataError
 from ups.spec.batch import Float32, Float64, Window
 from ups.spec.grid import uneven_axes
+from ups.spec.points import NO_POINT
 from ups.spec.task import FieldSpec, Role, TaskSpec
 
 SPLITS = ("train", "valid", "test")
@@ -90,7 +91,7 @@ class WindowBlock:
     """Windows of one task read into contiguous arrays, ready for `torch.from_numpy` without another copy.
 
     state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P): owned, writable, float32. dt (B,): the
-    time between two frames.
+    time between two frames. points, point_values: as in `ups.spec.points`, None where fields live on the grid.
     """
 
     task: TaskSpec
@@ -100,6 +101,8 @@ class WindowBlock:
     parameters: Float32
     dt: Float64
     coordinates: tuple[Float64, ...]
+    points: Float32 | None = None
+    point_values: Float32 | None = None
 
 
 class Format(Protocol):
@@ -281,7 +284,34 @@ class Reader(ABC):
                 f"{self.where(split, trajectory)} has finite values that float32 cannot hold ({error})",
                 hint=FLOAT32_HINT,
             ) from error
-        return block
+        return self._with_points(block, split, trajectories, start_frames, num_frames) if self.most_points else block
+
+    @property
+    def most_points(self) -> int:
+        """Points of the largest geometry; 0 where fields live on the grid."""
+        return 0
+
+    def _at_points(self, split: str, trajectory: int, frames: slice) -> tuple[Array, Array]:
+        """Points of a trajectory (N, D) in units of nodes, and predicted fields at them (T, C, N), T = 1 if steady."""
+        raise NotImplementedError
+
+    def mesh_path(self, split: str, trajectory: int) -> str:
+        """The file of points of a trajectory, where fields live on points."""
+        raise NotImplementedError
+
+    def _with_points(
+        self, block: WindowBlock, split: str, trajectories: Sequence[int], starts: Sequence[int], num_frames: int
+    ) -> WindowBlock:
+        size, dims, stride = len(trajectories), len(self._space), self.subsampling.time_stride
+        channels = self._num_channels[self._task.predicted]
+        points = np.full((size, self.most_points, dims), NO_POINT, np.float32)
+        values = np.zeros((size, max(num_frames, 1), channels, self.most_points), np.float32)
+        for i, (trajectory, start) in enumerate(zip(trajectories, starts, strict=True)):
+            first = self.subsampling.first_frame + start * stride
+            frames = slice(first, first + max(num_frames - 1, 0) * stride + 1, stride)
+            own, fields = self._at_points(split, trajectory, frames)
+            points[i, : len(own)], values[i, :, :, : len(own)] = own, fields
+        return replace(block, points=points, point_values=values.reshape(*values.shape, *[1] * (dims - 1)))
 
     @property
     def remote(self) -> bool:

@@ -33,6 +33,7 @@ from ups.formats.base import (
     FLOAT32_HINT,
     FULL,
     SPACE,
+    SPLITS,
     Array,
     FileField,
     FilesReader,
@@ -45,6 +46,7 @@ from ups.formats.base import (
     split_rows,
 )
 from ups.formats.container import Container, Variable
+from ups.formats.mesh_grid import MeshContainer, completed
 from ups.formats.open_container import open_containers
 from ups.record.text import printable
 from ups.spec.batch import Float64
@@ -458,6 +460,10 @@ class DescribedReader(FilesReader):
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
     ) -> None:
+        if isinstance(containers[0], MeshContainer):
+            description = completed(description, containers[0].box)
+            if subsampling.space_stride > 1:
+                raise DataError("space_stride is for grids", hint="choose `nodes` at the axes of the task.yaml")
         check_distinct((Path(c.path), c.part) for c in containers if os.path.exists(c.path))
         layouts = [understand(container, description, name) for container in containers]
         for container in containers:
@@ -479,7 +485,12 @@ class DescribedReader(FilesReader):
         self._pieces = [layout.num_frames // self._piece if self._piece else 1 for layout in layouts]
         counts = [layout.num_trajectories for layout in layouts]
         rows = [count * pieces for count, pieces in zip(counts, self._pieces, strict=True)]
-        split, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
+        folders = [Path(container.path).parent.name for container in containers]
+        if "train" in folders and all(folder in SPLITS for folder in folders):
+            of_rows = np.repeat(folders, rows)
+            split, whole = {s: np.flatnonzero(of_rows == s).tolist() for s in SPLITS}, True
+        else:
+            split, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
         self._rows, self._counts = SplitRows(rows, split), counts
         # Without defaults: a field that a later version adds changes nothing.
         self._description = description.model_dump_json(exclude_defaults=True)
@@ -526,6 +537,22 @@ class DescribedReader(FilesReader):
         for file in self._files:
             file.container.close()
 
+    @property
+    def most_points(self) -> int:
+        return max(f.container.header.num_points if isinstance(f.container, MeshContainer) else 0 for f in self._files)
+
+    def mesh_path(self, split: str, trajectory: int) -> str:
+        return self._files[self._locate(split, trajectory)[0]].container.path
+
+    def _at_points(self, split: str, trajectory: int, frames: slice) -> tuple[Array, Array]:
+        number, _, first = self._locate(split, trajectory)
+        file = self._files[number]
+        assert isinstance(file.container, MeshContainer)
+        frames = slice(first + frames.start, first + frames.stop, frames.step)
+        role = self.task.predicted
+        fields = [file.container.at_points(f.array.name, f.channel, frames) for f in file.fields if f.role == role]
+        return file.container.points(), np.concatenate(fields, axis=1)
+
     def simulation_of(self, split: str, trajectory: int) -> int:
         number, row, _ = self._locate(split, trajectory)
         return sum(self._counts[:number]) + row
@@ -553,7 +580,7 @@ def open_described(
 ) -> DescribedReader:
     """The reader of files by their description. Raises DataError."""
     return DescribedReader(
-        open_containers(paths),
+        open_containers(paths, description),
         description,
         subsampling,
         name=task_name(paths[0]),

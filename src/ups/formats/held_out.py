@@ -83,6 +83,18 @@ class HeldOutElsewhere(Reader):
         reader, there, row = self._place(split, trajectory)
         return reader._parameters(there, row)
 
+    @property
+    def most_points(self) -> int:
+        return max(self.own.most_points, self.other.most_points)
+
+    def _at_points(self, split: str, trajectory: int, frames: slice) -> tuple[Array, Array]:
+        reader, there, row = self._place(split, trajectory)
+        return reader._at_points(there, row, frames)
+
+    def mesh_path(self, split: str, trajectory: int) -> str:
+        reader, there, row = self._place(split, trajectory)
+        return reader.mesh_path(there, row)
+
     def _source_identity(self) -> str:
         return self.other._source_identity()
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ups.buckets.path import BucketPath, data_path, natural
+from ups.config.description import TaskDescription
 from ups.errors import DataError
 from ups.formats.container import NUMPY_MAGIC, ZIP_MAGIC, Container, open_numpy, open_numpy_folder
 from ups.formats.container_hdf5 import open_hdf5
 from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, first_bytes, starts_as_hdf5
+from ups.formats.mesh_grid import mesh_files, open_meshes
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _SUFFIXES = (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc", ".zarr")
@@ -44,10 +46,16 @@ def _refuse_bucket(path: Path, what: str) -> None:
         )
 
 
-def open_containers(paths: Iterable[str | Path]) -> list[Container]:
-    """The arrays of several files or folders; a file with groups of unequal length gives one for each group."""
+def open_containers(paths: Iterable[str | Path], description: TaskDescription | None = None) -> list[Container]:
+    """The arrays of several files or folders; a file with groups of unequal length gives one for each group.
+
+    description: has the grid of files of points, if it is known."""
+    listed = [data_path(path) for path in paths]
+    meshes = [mesh_files(path) for path in listed]
+    if meshes and all(meshes):
+        return open_meshes([file.absolute() for files in meshes for file in files], description)
     parts: list[Container] = []
-    for path in map(data_path, paths):
+    for path in listed:
         files = folder_files(path)
         if files and files[0].suffix == ".npy":
             parts += open_numpy_folder(path.absolute(), files)
@@ -70,7 +78,7 @@ def folder_files(path: Path) -> list[Path]:
 def needs_description(path: Path) -> bool:
     """Whether a path holds arrays of a format that never says what they mean: NumPy, MATLAB, or Zarr of version 2."""
     if path.is_dir():
-        return any((path / name).is_file() for name in _ZARR[1:]) or bool(folder_files(path))
+        return any((path / name).is_file() for name in _ZARR[1:]) or bool(folder_files(path) or mesh_files(path))
     # Older files of MATLAB are refused by whoever opens them: 'MATLAB 5.0', also where they were saved by version 7.
     return first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT + b" 7"))
 

@@ -135,6 +135,10 @@ class Simulator:
         """The task of that name, or the only one."""
         return find_task(self.tasks, name)
 
+    def coordinates(self, task: str) -> tuple[Any, ...]:
+        """The grid that a task was trained on, one (n,) for each axis."""
+        return self._bundle.info.coordinates[task]
+
     def step(
         self,
         state: Any = None,

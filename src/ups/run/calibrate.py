@@ -19,7 +19,7 @@ from ups.data.open import open_task
 from ups.data.validate import trajectories_in_train
 from ups.errors import ConfigError
 from ups.evaluation.metrics import without_holes
-from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs, weights_of
+from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs, read_point_values, weights_of
 from ups.formats.base import Reader
 from ups.formats.held_out import HeldOutElsewhere
 from ups.formats.set_aside import CALIBRATION, open_calibration
@@ -38,6 +38,7 @@ from ups.models.error_model import ErrorModel, Rollouts, Watched, field_rms, fit
 from ups.models.stepper import Stepper, rollout
 from ups.run.trained import Trained
 from ups.spec.batch import Batch
+from ups.spec.points import POINTS, at_points, valid_at_points
 
 Progress = Callable[[str, int, int], None]
 # The trajectories that a task is calibrated on: a split of a reader.
@@ -133,7 +134,8 @@ def _rollouts(
     size = max(1, min(_MOST_SAMPLES, _BATCH_BYTES // (frame_bytes * leads[-1])))
     for part, span in batches_of(reader, split, rows, RolloutPlan(context, context - 1, leads[-1]), size):
         inputs = read_inputs(reader, split, part, span, next(stepper.parameters()).device, torch.float32)
-        yield _followed(stepper, reader, *inputs, leads, model, quantities or {})
+        values = read_point_values(reader, split, part, span).to(inputs[1]) if reader.most_points else None
+        yield _followed(stepper, reader, *inputs, leads, model, quantities or {}, values)
         done += len(part)
         if progress is not None:
             progress(f"calibrating {task.name} on {split}", done, len(rows))
@@ -147,11 +149,14 @@ def _followed(
     leads: Sequence[int],
     model: ErrorModel | None,
     quantities: Quantities,
+    point_values: Tensor | None,
 ) -> Rollouts:
     task, ends, places = batch.task, period_ends(leads[-1]), {lead: place for place, lead in enumerate(leads)}
     watched, weights = Watched(stepper), weights_of(reader)
     weights = without_holes(weights, batch.valid)
-    weights = None if weights is None else weights.to(truth)
+    weights, points = None if weights is None else weights.to(truth), batch.extra.get(POINTS)
+    if points is not None:
+        weights = without_holes(None, valid_at_points(points)).to(truth)  # type: ignore[union-attr]
 
     def table(rows: int, columns: int, value: float) -> Tensor:
         return truth.new_full((batch.num_samples, rows, columns), value)
@@ -172,7 +177,10 @@ def _followed(
             distance = torch.maximum(distance, model.distance(numbers, period))
         if (place := places.get(step)) is not None:
             means[:, place] = total / step
-            errors[:, place] = field_rms(frame - true, task, weights).nan_to_num(math.inf, math.inf)
+            off = frame - true
+            if points is not None and point_values is not None:
+                off = at_points(frame, points) - point_values[:, step - truth.shape[1] - 1]
+            errors[:, place] = field_rms(off, task, weights).nan_to_num(math.inf, math.inf)
             here, there = (measured(task, one, reader.coordinates, quantities) for one in (frame, true))
             apart[:, place] = torch.from_numpy(here - there)
     return Rollouts(means, errors, low, high, apart, distance)

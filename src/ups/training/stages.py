@@ -39,6 +39,7 @@ from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import LOSSES, STAGES
 from ups.spec.batch import LATENTS, Batch
+from ups.spec.points import POINT_VALUES, POINTS, at_points, valid_at_points
 from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation, Moves, moved, noisy
@@ -178,7 +179,8 @@ class Stage(LossModule):
                 f"stage needs {needed} frames a sample of task '{batch.task.name}', got {batch.state.shape[1]}",
                 hint="read windows of stage.window_frames(context_frames) frames",
             )
-        return self._augmentation(batch) if augment else batch
+        # Points are not moved with the fields.
+        return self._augmentation(batch) if augment and POINTS not in batch.extra else batch
 
 
 class AutoencodeStage(Stage):
@@ -308,16 +310,20 @@ class OperatorStage(UnrolledStage):
     def step_losses(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> dict[str, Tensor]:
         """The loss of the recipe, and how far conserved integrals moved where that counts."""
         task, stepper, at = batch.task, self.stepper, self.stepper.context_frames + step
+        valid, last, change, target, state = batch.valid, history[:, -1:], predicted, batch.target, batch.state
+        if (points := batch.extra.get(POINTS)) is not None:  # the truth is known there, and on the grid only nearly
+            valid, change, state = valid_at_points(points), at_points(predicted, points), batch.extra[POINT_VALUES]
+            target, last = state[:, 0], last if task.steady else at_points(last, points)
         if task.steady:
-            reference = stepper.normalization.normalize("target", task, batch.target, 1)
-            error, fields = predicted - reference, batch.target[:, None]
+            reference = stepper.normalization.normalize("target", task, target, 1)
+            error, fields = change - reference, target[:, None]
         else:
-            error = predicted - stepper.scaled_change(history[:, -1], batch.state[:, at], task)
+            error = change - stepper.scaled_change(last[:, 0], state[:, at], task)
             # Relative to the true change, not to the correction of the model's own error: a poor history must not make
             # the denominator large.
-            reference = stepper.scaled_change(batch.state[:, at - 1], batch.state[:, at], task)
-            fields = batch.state[:, at - 1 : at + 1]
-        if (valid := batch.valid) is not None:  # means over all points are then means over those with values
+            reference = stepper.scaled_change(state[:, at - 1], state[:, at], task)
+            fields = state[:, at - 1 : at + 1]
+        if valid is not None:  # means over all points are then means over those with values
             valid = valid / valid.flatten(1).mean(1).sqrt().reshape(-1, *[1] * (valid.ndim - 1)).clamp_min(1e-9)
             error, reference, fields = error * valid, reference * valid, fields * valid[:, None]
         units = functools.partial(in_field_units, stepper, task, error, fields)
