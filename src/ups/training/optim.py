@@ -245,7 +245,7 @@ def update(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
     Muon and our fused AdamW decide that on the device. Others would not look at `found_inf`: the host waits for the
     answer.
     """
-    if isinstance(optimizer, Muon) or (type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]):
+    if isinstance(optimizer, Muon) or (type(optimizer) in (AdamW, torch.optim.AdamW) and optimizer.defaults["fused"]):
         optimizer.found_inf = (~finite).float()  # type: ignore[union-attr]
         optimizer.step()
     elif bool(finite):
