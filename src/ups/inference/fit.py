@@ -227,7 +227,8 @@ def fit(problem: Problem, level: float, roll: Callable[..., Any]) -> Fit:
     def answer() -> Any:
         batch = problem.inputs(best[None])
         parameters = {p.name: float(value) for p, value in zip(task.parameters, batch.parameters[0], strict=True)}
-        return roll(batch.state[0, 0].cpu().numpy(), max(1, problem.last), parameters)
+        found = roll(batch.state[0, 0].cpu().numpy(), max(1, problem.last), parameters)
+        return found.isel(sample=0) if "sample" in found.dims else found  # of a static field with an axis of samples
 
     if known:
         result, fields = answer(), [(f.name, f.num_channels(task.num_spatial_dims)) for f in task.fields_of("state")]

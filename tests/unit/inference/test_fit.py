@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ups
-from tests.support.small_bundle import ADVECTION, make_bundle
+from tests.support.small_bundle import ADVECTION, FLOW, make_bundle
 from ups.errors import BundleError
 from ups.inference import fit as fit_module
 from ups.inference.query import Interpolant, frame_numbers
@@ -200,3 +200,11 @@ def test_a_wrong_call_is_refused(simulator: ups.Simulator, change: Any, unknown:
     seen, first = sensors(0.1)
     with pytest.raises(BundleError, match=words):
         simulator.fit(seen | change, unknown, noise=noise, state=first)
+
+
+def test_static_fields_may_have_an_axis_of_samples(tmp_path: Path) -> None:
+    simulator = ups.Simulator.load(make_bundle(tmp_path, tasks=(FLOW,)))
+    seen = {"points": [[0.3, 0.4], [0.5, 0.6]], "times": [0.1, 0.1], "density": [1.0, 1.1]}
+    known = {"state": np.ones((3, 16, 16)), "static": np.zeros((1, 1, 16, 16))}
+    found = simulator.fit(seen, ["nu", "rho"], noise=0.1, **known)
+    assert "sample" not in found.result.dims
