@@ -171,7 +171,7 @@ def _made(box: Box) -> list[str]:
 
 def is_mesh_file(path: Path) -> bool:
     """Whether a file holds points in one to three dimensions, and so no grid."""
-    if path.suffix in MESH_SUFFIXES[1:]:
+    if path.suffix in MESH_SUFFIXES[1:] or not path.is_file():
         return path.is_file()
     try:
         shape = open_numpy(path).variables["points"].shape if path.suffix == ".npz" else ()

@@ -25,6 +25,7 @@ DISTRIBUTION = OURS
 # What each extra adds; an extra that is not listed here is shown with its packages only.
 WHAT_IT_ADDS = {
     "generate": "reference solvers that make training data",
+    "points": "data on points and meshes",
     "tensorboard": "TensorBoard, to look at the event files of the tracker of that name",
     "mlflow": "a small client for the tracker mlflow",
     "wandb": "the client of the tracker wandb",

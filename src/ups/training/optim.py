@@ -246,7 +246,7 @@ def update(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
     answer.
     """
     if isinstance(optimizer, Muon) or (type(optimizer) in (AdamW, torch.optim.AdamW) and optimizer.defaults["fused"]):
-        optimizer.found_inf = (~finite).float()  # type: ignore[union-attr]
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         optimizer.step()
     elif bool(finite):
         optimizer.step()

@@ -325,14 +325,23 @@ def mesh_without_names() -> str:
     return _matlab("mesh.mat", {"p": POINTS.T, "t": np.r_[CELLS.T + 1, labels], "u": ON_POINTS[0].T})
 
 
-@pytest.mark.parametrize(
-    "write", [mesh_of_numpy, mesh_of_hdf5, mesh_of_vtk, mesh_of_xdmf, mesh_without_names], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("write", [mesh_of_hdf5, mesh_of_xdmf, mesh_without_names], ids=lambda f: f.__name__)
 def test_a_mesh_is_refused_with_what_to_do(write: Callable[[], str], capsys: pytest.CaptureFixture[str]) -> None:
     assert _init(write()) == 4
     error = capsys.readouterr().err
     assert "holds a mesh, which is not read" in error
     assert "griddata" in error
+    assert not Path("mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("write", "words"), [(mesh_of_numpy, "'times' for its frames"), (mesh_of_vtk, "UnstructuredGrid is read")]
+)
+def test_a_mesh_that_lacks_something_is_refused_with_what_it_lacks(
+    write: Callable[[], str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _init(write()) == 4
+    assert words in capsys.readouterr().err
     assert not Path("mine").exists()
 
 

@@ -120,7 +120,7 @@ def test_a_job_of_an_array_has_its_own_values(tmp_path: Path, shell: Any) -> Non
     assert code == 0
     assert "job 9_2" in lines[0]
     assert "run.seed=1" in lines
-    assert "stages.0.optim.learning_rate=1e-3" in lines
+    assert "stages.0.optim.learning_rate=0.001" in lines
     assert f"run.dir={tmp_path / 'runs' / 'waves-seed_1-learning_rate_0.001'}" in lines
     assert shell(text, SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="1")[1] != lines
 

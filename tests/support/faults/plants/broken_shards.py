@@ -1,8 +1,8 @@
 """A fault of one strategy: the second unit that fsdp shards refuses to run."""
 
-from ups.distributed import strategies
+import torch.distributed.fsdp as fsdp
 
-_shard = strategies.fully_shard
+_shard = fsdp.fully_shard
 _seen = []
 
 
@@ -18,4 +18,4 @@ def fully_shard(module, **settings):
     return sharded
 
 
-strategies.fully_shard = fully_shard
+fsdp.fully_shard = fully_shard
