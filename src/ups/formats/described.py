@@ -8,6 +8,7 @@ may be larger than memory.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -537,7 +538,7 @@ class DescribedReader(FilesReader):
         for file in self._files:
             file.container.close()
 
-    @property
+    @functools.cached_property  # asked for at each read, and a set may have thousands of files
     def most_points(self) -> int:
         return max(f.container.header.num_points if isinstance(f.container, MeshContainer) else 0 for f in self._files)
 

@@ -72,7 +72,8 @@ class MeshHeader:
 def read_mesh_file(path: str | Path) -> MeshFile:
     """Points, cells and fields of one file. Raises DataError, which says what is wrong with it."""
     path = Path(path)
-    arrays = _read_npz(path) if _format(path) == "npz" else _read_hdf5(path)
+    kind = _format(path)
+    arrays = _read_npz(path) if kind == "npz" else _read_hdf5(path, kind)
     header = _header(path, {name: values.shape for name, values in arrays.items()})
     blocks = {name: values for name, values in arrays.items() if _is_cells(name)}
     mesh = MeshFile(
@@ -91,9 +92,9 @@ def read_mesh_file(path: str | Path) -> MeshFile:
 def read_header(path: str | Path) -> MeshHeader:
     """Shapes and names of one file: of an `.npz` no values are read. Raises DataError."""
     path = Path(path)
-    if _format(path) == "npz":
+    if (kind := _format(path)) == "npz":
         return _header(path, {name: variable.shape for name, variable in _open(path).variables.items()})
-    return _header(path, {name: values.shape for name, values in _read_hdf5(path).items()})
+    return _header(path, {name: values.shape for name, values in _read_hdf5(path, kind).items()})
 
 
 def write_mesh_file(path: Path, mesh: MeshFile) -> None:
@@ -135,9 +136,9 @@ def _format(path: Path) -> str:
     )
 
 
-def _read_hdf5(path: Path) -> dict[str, Array]:
+def _read_hdf5(path: Path, kind: str) -> dict[str, Array]:
     try:
-        return read_vtkhdf(path) if _format(path) == "vtkhdf" else read_xdmf(path)
+        return read_vtkhdf(path) if kind == "vtkhdf" else read_xdmf(path)
     except (ValueError, IndexError, OverflowError) as error:  # numbers that are no sizes or places
         raise DataError(f"{path} is damaged: {str(error)[:200]}") from error
 

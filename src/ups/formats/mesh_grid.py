@@ -227,7 +227,7 @@ class MeshContainer(Container):
         variables |= {name: Variable(name, box.nodes, names) for name in self._missing}
         if self.header.num_frames:
             variables["time"] = Variable("time", (self.header.num_frames,), ("time",))
-        parameters: dict[str, Attribute] = dict(read_mesh_file(path).parameters) if self.header.parameters else {}
+        parameters: dict[str, Attribute] = dict(_mesh(*self._key).parameters) if self.header.parameters else {}
         super().__init__(path, variables, parameters)
 
     def read(self, name: str, region: Region) -> Array:

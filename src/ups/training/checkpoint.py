@@ -295,7 +295,9 @@ class Checkpointer:
             writer = FileSystemWriter(temporary, sync_files=False, thread_count=1)
             save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
             mine = (hash_files(temporary, self._own_files(temporary)), "")
-        except BaseException as problem:  # noqa: BLE001  the other ranks must learn of it; torch's is no Exception
+        except BaseException as problem:  # the other ranks must learn of it, not wait; torch's is no Exception
+            if not isinstance(problem, Exception) and not hasattr(problem, "failures"):
+                raise
             reported = _short(problem) + _lack_of_space(temporary, staged)
             mine = ({}, reported if hasattr(problem, "failures") else f"rank {self._runtime.rank}: {reported}")
         everything = from_all(mine, group)

@@ -7,6 +7,7 @@ Sharded matrices are gathered, orthogonalized whole on every rank, and each rank
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,20 @@ _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 _SMALLEST_NORM = 1e-7
 
 
-class Muon(torch.optim.Optimizer):
+class _NotCompiled(torch.optim.Optimizer):
+    """Without what torch wraps around compiled steps: that imports the compiler, 900 files in each rank."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class AdamW(_NotCompiled, torch.optim.AdamW):
+    """torch's, which is not compiled."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Muon(_NotCompiled):
     """Groups of AdamW, and a last group of matrices of two and more dimensions: (first dimension, all others)."""
 
     def __init__(
@@ -45,7 +59,7 @@ class Muon(torch.optim.Optimizer):
         self._matrices = self.param_groups[0]
         # () float: where it is not 0, a step changes nothing. What torch calls it in its fused optimizers.
         self.found_inf: Tensor | None = None
-        self._adamw = torch.optim.AdamW(list(others), lr=learning_rate, betas=betas, fused=True) if others else None
+        self._adamw = AdamW(list(others), lr=learning_rate, betas=betas, fused=True) if others else None
         if self._adamw is not None:
             self._adamw.state = self.state
             self.param_groups[:0] = self._adamw.param_groups

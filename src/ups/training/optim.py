@@ -7,7 +7,6 @@ is made at once instead of in its first step, so that a checkpoint has the same 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from ups.config.stage import OptimConfig
 from ups.distributed.strategies import locals_of
 from ups.errors import PluginError
 from ups.registry import OPTIMIZERS, SCHEDULES
-from ups.training.muon import Muon
+from ups.training.muon import AdamW, Muon
 from ups.training.progress import Progress
 
 
@@ -37,14 +36,6 @@ def build_optimizer(
     if not OPTIMIZERS.origin(config.type).is_ours:
         _fill_state(optimizer, parameters.values())
     return optimizer
-
-
-class AdamW(torch.optim.AdamW):
-    """Without what torch wraps around it for compiled steps: that imports the compiler, 900 files in each rank."""
-
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def adamw(
