@@ -14,6 +14,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -83,6 +84,29 @@ class Single:
         return value
 
 
+class _Ddp(DistributedDataParallel):
+    """Without torch's compiler where nothing is compiled: DDP imports it for two questions, half of a rank's start."""
+
+    @contextlib.contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        with super()._inside_ddp_forward() if "torch._dynamo" in sys.modules else contextlib.nullcontext():
+            yield
+
+
+@contextlib.contextmanager
+def _compiler_unless_loaded() -> Iterator[None]:
+    """The one answer of torch's compiler that DDP asks for while it is made."""
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    vars(torch)["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        vars(torch).pop("_dynamo", None)  # torch imports the real one when somebody asks for it
+
+
 class Ddp(Single):
     """A full copy on every rank; torch's own DistributedDataParallel reduces gradients while backward runs.
 
@@ -95,7 +119,8 @@ class Ddp(Single):
         super().__init__(stage, runtime)
         self.needs_warm_up = runtime.world_size > 2
         # device_ids stays None: the stage is on its device, and the batch is moved by the engine, not by DDP.
-        self._ddp = DistributedDataParallel(stage, **_KEEP_BUFFERS, gradient_as_bucket_view=True)
+        with _compiler_unless_loaded():
+            self._ddp = _Ddp(stage, **_KEEP_BUFFERS, gradient_as_bucket_view=True)
         self.module = self._ddp
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:

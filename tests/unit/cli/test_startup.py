@@ -87,3 +87,23 @@ def test_loading_a_bundle_does_not_import_the_compiler_of_torch() -> None:
     """It takes as long as torch itself."""
     modules = imported_by("import ups; ups.Simulator.load('ups-joint')")
     assert not {"torch._dynamo", "sympy"} & set(modules)
+
+
+def test_ddp_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
+    """Each rank would: torch's own DDP asks it two questions."""
+    modules = imported_by(f"""
+import sys
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+from ups.distributed.strategies import Ddp
+dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)
+spread = Ddp(torch.nn.Linear(2, 2), SimpleNamespace(world_size=1))
+with spread.micro_batch(is_last=True):
+    spread.module(torch.ones(1, 2)).sum().backward()
+assert spread.stage.weight.grad is not None
+assert 'torch._dynamo' not in sys.modules
+assert callable(torch._dynamo.disable)
+dist.destroy_process_group()
+""")
+    assert "torch._dynamo" in modules  # for whoever asks for it
