@@ -3,10 +3,10 @@ ranks; or compared with other trainers.
 
     python benchmarks/engine/overhead.py [--blocks 30] [--steps 5] [--peer fabric | neuraloperator]
 
---peer fabric: the loop that Fabric's documentation shows, with the same model, loader and optimizer, on one
-rank and on two. --peer neuraloperator: that project's Trainer with its FNO, AdamW, loss and data set, against our engine
-with the same FNO (model type `fno`) and our loader, on one rank. It does less: no clipping, no moving average, data in
-memory. Both packages come with extras of this one (lightning, baselines).
+--peer fabric: the loop that its documentation shows, with the same model, loader and optimizer, on one rank and two.
+--peer neuraloperator: that project's Trainer with its FNO, AdamW, loss and data set, against our engine with the same
+FNO (model type `fno`) and our loader, on one rank. It does less: no clipping, no moving average, data in memory. Both
+packages come with extras of this one (lightning, baselines).
 
 Both loops train the same model with the same loader, clipping, moving average and optimizer in the same process, in
 blocks that take turns, so that whatever else the machine does hits both alike; the ratio is the median over pairs of
