@@ -213,8 +213,9 @@ def train_points(folder: Path, row: str, rate: float, seconds: float, seed: int)
     return {"rate": rate, "valid": score(valid), "test": score(test)}
 
 
-def point_rows(options: argparse.Namespace, task: str, row: str, rates: list[float]) -> float:
-    """The test error with the learning rate that validation chooses; what is finished is read."""
+def point_rows(options: argparse.Namespace, task: str, row: str, rates: list[float], seconds: float) -> float:
+    """The test error with the learning rate that validation chooses; what is finished is read. seconds: what the
+    networks on the grid took, whose budget is steps."""
     import torch
 
     torch.set_num_threads(1)
@@ -222,8 +223,8 @@ def point_rows(options: argparse.Namespace, task: str, row: str, rates: list[flo
     for rate in rates:
         file = options.out / f"{task}-{row}-{rate:g}-{options.seed}.json"
         if not file.exists():
-            result = train_points(options.data / task, row, rate, options.cpu_seconds, options.seed)
-            file.write_text(json.dumps(result | {"cpu_seconds": options.cpu_seconds}))
+            result = train_points(options.data / task, row, rate, seconds, options.seed)
+            file.write_text(json.dumps(result | {"cpu_seconds": seconds}))
         results.append(json.loads(file.read_text()))
     return float(min(results, key=lambda result: result["valid"])["test"])
 
@@ -243,15 +244,16 @@ def main() -> int:
     rates, rows = [float(rate) for rate in options.rates.split(",")], options.rows.split(",")
     errors: dict[str, dict[str, float]] = {}
     for task in options.tasks.split(","):
-        errors[task] = {}
+        errors[task], seconds = {}, options.cpu_seconds
         for row in rows:
             if row in GRID_ROWS:
                 job = job_of(options, task, row)
                 run_jobs([job], 1)
                 if (result := job.finished()) is not None:
                     errors[task][row] = result["test_scores"][task]["rollout"]
+                    seconds = max(seconds, result["cpu_seconds"])
             else:
-                errors[task][row] = point_rows(options, task, row, rates)
+                errors[task][row] = point_rows(options, task, row, rates, seconds)
     print("| task | " + " | ".join(rows) + " |\n|" + "---|" * (len(rows) + 1))
     for task, found in errors.items():
         print(f"| {task} | " + " | ".join(f"{found[row]:.4g}" if row in found else "-" for row in rows) + " |")

@@ -21,6 +21,10 @@ def test_the_readme_fits_on_few_screens() -> None:
     assert len(readme.read_text().splitlines()) <= 100
 
 
+def test_start_and_guides_are_short() -> None:
+    assert words(FOUND["Start"] + FOUND["Guides"]) <= 15_000
+
+
 def test_sentences_are_short() -> None:
     assert mean_length(PAGES) <= 22
 

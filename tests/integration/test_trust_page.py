@@ -1,4 +1,4 @@
-"""The tutorial of docs/trust.md, as it stands there."""
+"""The tutorial of docs/doubt.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
+PAGE = Path(__file__).parents[2] / "docs" / "doubt.md"
 
 
 def test_the_tutorial_says_what_the_shipped_model_does() -> None:
-    section = PAGE.read_text().split("## When not to believe it: a tutorial")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("## A tutorial")[1].split("\n## ")[0]
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", section, flags=re.M | re.S):
         exec(compile(block, str(PAGE), "exec"), names)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import ups
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")],
@@ -62,3 +64,7 @@ def test_the_walk_from_a_death_to_its_explanation_is_short() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.split("## From a death to `ups why`\n")[1].split("\n## ")[0]
     assert 0 < len(set(re.findall(r"`(src/ups/[\w/]+\.py)`", section))) <= 10
+
+
+def test_the_citation_names_the_version() -> None:
+    assert f"\nversion: {ups.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -258,7 +258,7 @@ def page(
     plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
-    """Write a page that works from a double click: its steps run in the browser (docs/export.md)."""
+    """Write a page that works from a double click: its steps run in the browser (docs/export-page.md)."""
     from ups.inference.bundle import load_bundle
     from ups.inference.page import export_page
 

@@ -268,7 +268,7 @@ def check_description(document: Document) -> TaskDescription:
     """Validate a parsed description."""
     if not isinstance(document.value, dict):
         where = document.origins.get((), Origin("task", 0))
-        raise ConfigError(f"{where}: a task description is made of 'name: value' lines", hint="docs/own-data.md")
+        raise ConfigError(f"{where}: a task description is made of 'name: value' lines", hint="docs/task-yaml.md")
     return validated(TaskDescription, document)
 
 

@@ -198,7 +198,7 @@ class _Reader:
         file = os.path.normpath(os.path.join(folder, name))
         described = parse(self._text_of(file, f"{origin.before}{dotted(path)}: "), file)
         if not isinstance(described.value, dict):
-            raise ConfigError(f"{file}: a task description is made of 'name: value' lines", hint="see docs/own-data.md")
+            raise ConfigError(f"{file}: a task description is made of 'name: value' lines", hint="docs/task-yaml.md")
         section["description"] = described.value
         document.origins.update({(*path, *inner): origin for inner, origin in described.origins.items()})
 

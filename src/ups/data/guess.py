@@ -177,7 +177,7 @@ class _Guesser:
             shown = ", ".join(f"{n}: {role}" for n, role in zip(main.shape, dims.role, strict=True))
             raise DataError(
                 f"{self.container.path}: array '{main.name}' would have {len(indices)} axes of space ({shown})",
-                hint="describe it by a task.yaml (docs/own-data.md): dims says what each dimension is",
+                hint="describe it by a task.yaml (docs/task-yaml.md): dims says what each dimension is",
             )
         called = [dims.called[i] for i in indices] if dims.called else []
         called = called or axis_names([dims.coordinate[i] or main.dims[i] for i in indices])
@@ -574,7 +574,7 @@ def _short_float(value: float) -> float:
 _HEAD = """\
 # What the arrays of {source} mean. Written by `ups init`; what stands here overrides what the file says.
 # A line marked "guess" is not in the file: look at it. "check" marks those that most likely need you.
-# All fields: docs/own-data.md
+# All fields: docs/task-yaml.md
 """
 _LATER = """\
 # Known symmetries are used to show each sample in several positions: translation, reflection, rotation90, galilean.

@@ -125,9 +125,9 @@ def test_a_description_is_found_next_to_the_data(tmp_path: Path) -> None:
 
 
 def test_the_description_on_the_page_is_sound() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "own-data.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "task-yaml.md").read_text()
     block = next(b for b in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S) if b.startswith("name: "))
-    description = check_description(parse(block, "docs/own-data.md"))
+    description = check_description(parse(block, "docs/task-yaml.md"))
     assert [field.name for field in description.fields] == ["temperature", "conductivity"]
     for name in TaskDescription.model_fields:
         assert name in page, name
