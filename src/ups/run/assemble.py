@@ -33,6 +33,8 @@ from ups.models.build import build_model
 from ups.models.ensemble import FlowMembers, has_members, members_of
 from ups.models.flow import FLOW, STUDENT, trained_flow
 from ups.models.stepper import Predictor, Stepper, TrainingMean, persistence
+from ups.plan.devices import known_devices, row_of
+from ups.plan.operations import OperationTrace
 from ups.record.blackbox import BlackBox
 from ups.record.checkpoints import read_progress
 from ups.record.failure import Recorder
@@ -290,10 +292,18 @@ class _Stages:
             engine, stage_type = parts.engine, recipe.stages[index].type
             members = recipe.stages[index].num_members
             validate = build_validation(recipe.evaluate, self.opened.readers, parts.stepper, members)
+            flops, peak = _arithmetic(engine) if self.metrics is not None else (float, 0.0)
             engine.hooks += in_order(
                 SaveHook(self.checkpointer, recipe.checkpoint),
                 EvaluateHook(validate, recipe.evaluate.interval_steps, self.metrics),
-                LogHook(recipe.tracking.log_interval_steps, stage_type, self.metrics, attempt=runtime.attempt),
+                LogHook(
+                    recipe.tracking.log_interval_steps,
+                    stage_type,
+                    self.metrics,
+                    attempt=runtime.attempt,
+                    flops=flops,
+                    peak_flops=peak,
+                ),
             )
             engine.hooks += named_hooks(recipe.engine.hooks)
             if path is not None:
@@ -319,6 +329,18 @@ class _Stages:
 MODEL = "one_step"
 # Of members together, of those of the corrector that a student learns from, and without members.
 CRPS, TEACHER, CENTER = "crps", "crps_teacher", "absolute_error"
+
+
+def _arithmetic(engine: Engine) -> tuple[Callable[[], float], float]:
+    """Floating point operations of a step of all ranks, counted in the first one; and of all devices a second, 0 if
+    that is not known."""
+    if engine.config.compile:  # compiled code does not show its operations
+        return float, 0.0
+    trace, world, device = OperationTrace(), engine.runtime.world_size, engine.runtime.device
+    engine.around_first_step = trace
+    row = row_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    peak = known_devices()[row][engine.config.precision] or 0.0 if row else 0.0
+    return lambda: world * sum(one.flops for one in trace.operations), world * 1e12 * peak
 
 
 def build_validation(

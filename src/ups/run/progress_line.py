@@ -251,6 +251,10 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
     if is_number(row.get("loss")):
         parts.append(f"loss {row['loss']:.4g}")
     parts.append(f"{rate:.3g} steps/s")
+    if is_number(row.get("flops_of_peak")):
+        parts.append(f"{row['flops_per_second'] / 1e12:.3g} TFLOP/s ({100 * row['flops_of_peak']:.0f} % of the peak)")
+    elif is_number(row.get("flops_per_second")):
+        parts.append(f"{row['flops_per_second'] / 1e9:.3g} GFLOP/s")
     if rate > 0 and total:
         parts.append(f"left {duration_text((total - done) / rate)}")
     if row.get("skipped"):

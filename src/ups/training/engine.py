@@ -7,11 +7,12 @@ No rank issues a collective after an error: an exception leaves the loop and the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -115,6 +116,7 @@ class Engine:
         self._own_finite: list[Tensor] = []  # () for each step that was not read: whether the loss of this rank was
         self._dtype = weight_dtype(config.precision)
         self._compiled: set[tuple[str, str]] = set()
+        self.around_first_step: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._begun = False
 
     def run(self) -> int:
@@ -145,7 +147,9 @@ class Engine:
 
             self.learning_rate = optim.learning_rate(self.length.optim, progress.done)
             optim.set_learning_rate(self.optimizer, self.learning_rate)
-            self._update(self._accumulate(batches, number), number)
+            with self.around_first_step:
+                self._update(self._accumulate(batches, number), number)
+            self.around_first_step = contextlib.nullcontext()
             progress.stage_step += 1
             progress.step += 1
             if self._judge.num_unread >= _MOST_UNREAD:

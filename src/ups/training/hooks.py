@@ -107,13 +107,26 @@ class EvaluateHook(Hook):
 
 
 class LogHook(Hook):
-    """Writes a row of metrics at the interval, at a stop and after the last step. Only rank 0 has a sink."""
+    """Writes a row of metrics at the interval, at a stop and after the last step. Only rank 0 has a sink.
 
-    def __init__(self, interval_steps: int, stage_name: str, sink: RowSink | None, *, attempt: int = 0) -> None:
+    flops: arithmetic of a step, of all ranks, known after the first one; 0: not counted. peak_flops: of all devices a
+    second, 0: not known.
+    """
+
+    def __init__(
+        self,
+        interval_steps: int,
+        stage_name: str,
+        sink: RowSink | None,
+        *,
+        attempt: int = 0,
+        flops: Callable[[], float] = float,
+        peak_flops: float = 0.0,
+    ) -> None:
         self._interval = interval_steps
         self._stage_name = stage_name
         self._sink = sink
-        self._attempt = attempt
+        self._attempt, self._flops, self._peak_flops = attempt, flops, peak_flops
         self._since: tuple[int, int, float] | None = None  # step, windows, time of the last row
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
@@ -137,6 +150,7 @@ class LogHook(Hook):
         self._since = (progress.step, engine.windows, now)
         if self._sink is None:
             return
+        flops = self._flops() * (progress.step - step) / seconds
         self._sink.log(
             {
                 "step": progress.step,
@@ -149,6 +163,8 @@ class LogHook(Hook):
                 "learning_rate": engine.learning_rate,
                 "steps_per_second": (progress.step - step) / seconds,
                 "windows_per_second": (engine.windows - windows) / seconds,
+                **({"flops_per_second": flops} if flops else {}),
+                **({"flops_of_peak": flops / self._peak_flops} if flops and self._peak_flops else {}),
                 "skipped": progress.skipped,
                 "peak_memory_mib": peak_memory_mib(engine.runtime.device),
                 "attempt": self._attempt,

@@ -25,7 +25,7 @@ from ups.supervise.run_file import hold_run
 from ups.training.checkpoint import read_weights
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
-TIMES = ["steps_per_second", "windows_per_second", "peak_memory_mib", "time", "attempt"]
+TIMES = ["steps_per_second", "windows_per_second", "flops_per_second", "peak_memory_mib", "time", "attempt"]
 
 
 @pytest.fixture

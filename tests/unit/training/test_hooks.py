@@ -14,6 +14,7 @@ from ups.config.stage import OperatorStageConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
+from ups.plan.operations import OperationTrace
 from ups.record.checkpoints import list_checkpoints, read_progress
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine, Hook
@@ -108,6 +109,18 @@ def test_rows_come_at_the_interval_and_after_the_last_step(engine: Engine) -> No
     assert set(row) >= {"stage", "loss", "grad_norm", "learning_rate", "steps_per_second", "windows_per_second"}
     assert set(row) >= {"skipped", "time", "train/line/loss", "train/plane/loss"}
     assert (row["stage_name"], row["stage_steps"], row["attempt"]) == ("operator", 7, 2)
+    assert "flops_per_second" not in row
+
+
+def test_arithmetic_per_second_is_that_of_the_first_step_next_to_the_peak(engine: Engine) -> None:
+    sink, trace = Sink(), OperationTrace()
+    engine.around_first_step = trace
+    engine.hooks += [LogHook(3, "operator", sink, flops=lambda: sum(o.flops for o in trace.operations), peak_flops=1e12)]
+    engine.run()
+    row, (count,) = sink.rows[1], {sum(o.flops for o in trace.operations)}
+    assert count > 0
+    assert row["flops_per_second"] == pytest.approx(count * row["steps_per_second"])
+    assert row["flops_of_peak"] == pytest.approx(row["flops_per_second"] / 1e12)
 
 
 def test_the_order_is_save_evaluate_log() -> None:
