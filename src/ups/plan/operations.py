@@ -44,6 +44,11 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiled runs inside: torch need not import its compiler, which takes as long as torch itself."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # what it does to its local tensors comes by here

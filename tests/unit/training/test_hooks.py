@@ -115,7 +115,9 @@ def test_rows_come_at_the_interval_and_after_the_last_step(engine: Engine) -> No
 def test_arithmetic_per_second_is_that_of_the_first_step_next_to_the_peak(engine: Engine) -> None:
     sink, trace = Sink(), OperationTrace()
     engine.around_first_step = trace
-    engine.hooks += [LogHook(3, "operator", sink, flops=lambda: sum(o.flops for o in trace.operations), peak_flops=1e12)]
+    engine.hooks += [
+        LogHook(3, "operator", sink, flops=lambda: sum(o.flops for o in trace.operations), peak_flops=1e12)
+    ]
     engine.run()
     row, (count,) = sink.rows[1], {sum(o.flops for o in trace.operations)}
     assert count > 0
