@@ -47,8 +47,8 @@ def setup(app: Any) -> None:
 
 
 def prepare(app: Any, name: str, source: list[str]) -> None:
-    """Tables of contents for the index pages; names instead of links to files outside of the site."""
-    text = source[0]
+    """Tables of contents for the index pages; files of the sample package; names instead of links to other files."""
+    text = re.sub(r"<!-- file: (\S+) -->\n(.*)", with_content, source[0])
     for label, target in re.findall(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]*)[^)]*\)", text):
         if not ((DOCS / name).parent / target).resolve().is_relative_to(DOCS):
             text = re.sub(rf"\[{re.escape(label)}\]\({re.escape(target)}[^)]*\)", label, text)
@@ -60,6 +60,11 @@ def prepare(app: Any, name: str, source: list[str]) -> None:
     elif name == "decisions/README":
         text += contents("", sorted(page.stem for page in (DOCS / "decisions").glob("0*.md")))
     source[0] = text
+
+
+def with_content(link: re.Match[str]) -> str:
+    """The content of a file under its name."""
+    return f"{link[2]}\n\n```python\n{(DOCS.parent / link[1]).read_text()}```"
 
 
 def contents(caption: str, pages: Any) -> str:

@@ -280,25 +280,25 @@ def _page(rows: list[dict[str, Any]], summary: dict[str, Any], seed: int) -> str
     lines = [
         "# Planted faults: the sweep",
         "",
-        f"Written by `python benchmarks/faults/sweep.py --minutes 90 --write-docs` (seed {seed}, the first {runs}",
-        "runs) on two CPU cores with gloo. A cell is one fault on one rank in one phase; seven or eight cells share",
-        "a run, attempt after attempt, and the run must end with the bytes of a run that met none. Rows are those of",
-        "[the matrix](fault-matrix.md), which also says what each fault is. What a run draws depends on the seed and",
-        "its number alone; with more time there are more runs. Nothing here was tried on CUDA.",
+        f"{_right(rows):.0%} of {len(rows)} cells were reported with the right rank, phase and cause.",
         "",
-        "Cells by program and ranks: " + _cells_by_program(rows) + ".",
+        f"Written by `python benchmarks/faults/sweep.py --minutes 90 --write-docs` (seed {seed}, the first {runs}",
+        "runs) on two CPU cores with gloo. A cell is one fault of [the matrix](fault-matrix.md) on one rank in one",
+        "phase. Seven or eight cells share a run, which must end with the bytes of a run that met none. Draws",
+        "depend on the seed and the number of the run.",
+        "",
+        "Cells on 2 and on 4 ranks: " + _cells_by_program(rows) + ".",
         "",
         "| | |",
         "|---|---|",
         *(f"| {_label(key, value)} | {_cell(value)} |" for key, value in summary.items()),
         "",
-        "A standstill is named after 9 s by default. A rank that stands still without being stopped is ended later:",
-        "after 20 s here, 60 s by default, which is most of its way back to training. A wedged end has 30 s here, 60 s",
-        "by default. Times below are in seconds, median and worst; `lost` is the most steps that one fault cost (a",
-        "checkpoint every 5 steps). `right` is the share of cells with the right rank, phase and cause.",
+        "A standstill is named after 9 s by default. A rank that stands still without being stopped is ended after",
+        "20 s here (60 s by default), a wedged end after 30 s (60 s). Times are in seconds, median and worst; `lost`",
+        "is the most steps that one fault cost (a checkpoint every 5 steps); wrong cells are given in parentheses.",
         "",
-        "| fault | row | cells | right | noticed | training again | lost |",
-        "|---|---|---|---|---|---|---|",
+        "| fault | row | cells | noticed | training again | lost |",
+        "|---|---|---|---|---|---|",
     ]
     for name in (*FAULTS, *SCENES):
         own = [row for row in rows if row["fault"] == name]
@@ -306,15 +306,18 @@ def _page(rows: list[dict[str, Any]], summary: dict[str, Any], seed: int) -> str
             noticed = _spread([row["noticed_seconds"] for row in own if row.get("noticed_seconds") is not None])
             again = _spread([row["training_again_seconds"] for row in own if row.get("training_again_seconds")])
             lines.append(
-                f"| {name} | {ROWS[name]} | {len(own)} | {_right(own):.0%} "
+                f"| {name} | {ROWS[name]} | {_cells(own)} "
                 f"| {_cell(noticed)} | {_cell(again)} | {max((row.get('lost_steps') or 0 for row in own), default=0)} |"
             )
-    lines += ["", "| phase | cells | right |", "|---|---|---|"]
-    for phase in PHASES:
-        own = [row for row in rows if row["phase"] == phase]
-        if own:
-            lines.append(f"| {phase} | {len(own)} | {_right(own):.0%} |")
+    phases = {phase: [row for row in rows if row["phase"] == phase] for phase in PHASES}
+    by_phase = ", ".join(f"{phase} {_cells(own)}" for phase, own in phases.items() if own)
+    lines += ["", f"Cells by phase: {by_phase}.", "", "Nothing here was tried on CUDA."]
     return "\n".join(lines) + "\n"
+
+
+def _cells(rows: list[dict[str, Any]]) -> str:
+    wrong = round(len(rows) * (1 - _right(rows)))
+    return f"{len(rows)} ({wrong} wrong)" if wrong else str(len(rows))
 
 
 def _cell(value: Any) -> str:
@@ -334,11 +337,8 @@ def _cells_by_program(rows: list[dict[str, Any]]) -> str:
         "real": "of the training loop that users run",
         "scene": "of whole runs",
     }
-    return ", ".join(
-        f"{sum(row['program'] == name and row['ranks'] == ranks for row in rows)} {text} on {ranks} ranks"
-        for name, text in programs.items()
-        for ranks in (2, 4)
-    )
+    counts = {name: [sum((r["program"], r["ranks"]) == (name, n) for r in rows) for n in (2, 4)] for name in programs}
+    return ", ".join(f"{two} and {four} {programs[name]}" for name, (two, four) in counts.items())
 
 
 def main() -> int:

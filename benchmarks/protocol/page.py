@@ -54,12 +54,9 @@ def markdown(document: Mapping[str, Any], pictures: Mapping[str, str] | None = N
     for heading, key in RATIO_METRICS if again else ():
         parts += ["", f"### {heading}, relative to the trajectory{SPLITS['second_scores']}", ""]
         parts += _table(["task", *again], (_cells(rows, task, again, key, "second_scores") for task in tasks))
-    parts += ["", "### What was trained", ""]
-    order = [r for r in rows if r["model"] != REFERENCE]
-    order.sort(key=lambda r: (models.index(r["model"]), tasks.index(r["task"]), r.get("seed", 0)))
-    parts += _table([heading for heading, _ in _FACTS], ([text(r) for _, text in _FACTS] for r in order))
+    parts += _training_tables([r for r in rows if r["model"] != REFERENCE], tasks, models)
     parts += ["", "### Data", ""]
-    parts += _table(["task", "identity"], ([task, f"`{document['data'][task][:16]}`"] for task in tasks))
+    parts += ["Identities: " + ", ".join(f"{task} `{document['data'][task][:16]}`" for task in tasks) + "."]
     parts += [f"\nFailed: {name}, see its log." for name in document["failures"]]
     return "\n".join(parts) + "\n"
 
@@ -138,25 +135,36 @@ def _cells(rows: Rows, task: str, models: Sequence[str], key: str, split: str) -
     return texts
 
 
-def _optional(key: str, form: str) -> Any:
-    return lambda r: form.format(r[key]) if r.get(key) is not None else "-"
-
-
-_FACTS: tuple[tuple[str, Any], ...] = (
-    ("model", lambda r: r["model"]),
-    ("task", lambda r: r["task"]),
-    ("seed", lambda r: str(r.get("seed", 0))),
-    ("parameters", lambda r: f"{r['parameters']:,}"),
-    ("used by this task", _optional("active_parameters", "{:,}")),
-    ("of those shared", _optional("shared_fraction", "{:.1%}")),
-    ("steps", lambda r: f"{r['steps']:,}"),
-    ("windows per second", _optional("windows_per_second", "{:.0f}")),
-    ("CPU-seconds used", lambda r: f"{r['cpu_seconds']:.0f}"),
-    ("of the budget", _optional("budget_fraction", "{:.1%}")),
-    ("memory, MiB", _optional("memory_mib", "{:.0f}")),
-    ("rollout step, CPU ms", _optional("rollout_ms", "{:.2f}")),
-    ("blown up", lambda r: f"{r['scores']['num_blown_up']:.0f} of {r['scores']['num_samples']:.0f}"),
+# Heading, key in a row, form of a number.
+_FACTS = (
+    ("Parameters that work on the task", "active_parameters", "{:,.0f}"),
+    ("Steps of training", "steps", "{:,.0f}"),
+    ("CPU-seconds of training", "cpu_seconds", "{:.0f}"),
+    ("Memory, MiB", "memory_mib", "{:.0f}"),
+    ("Rollout step, CPU ms", "rollout_ms", "{:.2f}"),
 )
+
+
+def _training_tables(rows: Rows, tasks: Sequence[str], models: Sequence[str]) -> list[str]:
+    """A table for each fact: its median over seeds, and the range."""
+    parts: list[str] = []
+    rows = [{**r, "active_parameters": r.get("active_parameters") or r["parameters"]} for r in rows]
+    for heading, key, form in _FACTS:
+        known = [r for r in rows if r.get(key) is not None]
+        columns = [model for model in models if any(r["model"] == model for r in known)]
+        lines = []
+        for task in tasks:
+            cells = [[r[key] for r in known if (r["task"], r["model"]) == (task, model)] for model in columns]
+            lines.append([task, *(_fact(values, form) for values in cells)])
+        parts += ["", f"### {heading}", "", *_table(["task", *columns], lines)] if columns else []
+    return parts
+
+
+def _fact(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    median, least, most = (form.format(v) for v in (statistics.median(values), min(values), max(values)))
+    return median if least == most else f"{median} ({least} to {most})"
 
 
 def number(value: float) -> str:

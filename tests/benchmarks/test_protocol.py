@@ -136,8 +136,9 @@ def test_the_best_of_a_line_is_bold_and_a_gap_stays_a_gap():
     )
     assert "| ks1d | 0.2 | **0.1** | blew up |" in page
     assert "| darcy2d | **0.3** | - | - |" in page
-    assert "| fno | ks1d | 0 | 10 | - | - | 5 | - | 240 | - |" in page
-    assert "| ks1d | `0123456789abcdef` |" in page
+    assert "### Steps of training\n\n| task | fno | ups |\n|---|---|---|\n| ks1d | 5 | 5 |\n| darcy2d | - | - |" in page
+    assert "### Memory" not in page
+    assert "Identities: ks1d `0123456789abcdef`, darcy2d" in page
 
 
 def test_numbers_have_three_digits():

@@ -48,8 +48,8 @@ def test_what_cannot_be_planned_is_refused(recipe: str, capsys: pytest.CaptureFi
     assert "engine.shard_ranks (2) does not divide 3 ranks" in capsys.readouterr().err
 
 
-# The calculations of docs/plan.md: communication and the part of it that is not hidden (ms), the interval of Young (s),
-# the part of the time that is work that lasts.
+# The calculations of benchmarks/engine/plan_by_hand.md: communication and the part of it that is not hidden (ms), the
+# interval of Young (s), the part of the time that is work that lasts.
 BY_HAND = {
     8: (2.48, 0.0, 2399.0, 0.9981),
     64: (3.73, 0.0, 848.0, 0.9876),
@@ -59,7 +59,7 @@ BY_HAND = {
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Words of the plan of docs/plan.md: 78,876,480 weights, a batch of 1,024."""
+    """Words of the plan of benchmarks/engine/plan_by_hand.md: 78,876,480 weights, a batch of 1,024."""
     folder = tmp_path_factory.mktemp("wide")
     changes = ["model={type: latent_operator, width: 1024, depth: 4, num_heads: 16}", "data.batch_size=1024"]
     changes += ["stages.0.steps=10000", "checkpoint.interval_steps=500"]
