@@ -49,7 +49,7 @@ class Figure:
 
     @property
     def bar(self) -> str:
-        return f"at least {self.least:g}" if self.least else f"at most {self.most:g}" if self.most else "-"
+        return f">= {self.least:g}" if self.least else f"<= {self.most:g}" if self.most else ""
 
 
 @dataclass(frozen=True)
@@ -208,56 +208,42 @@ def page(rows: list[dict[str, Any]], programs: list[Program]) -> str:
     lines = [
         "# Performance",
         "",
-        "Every figure compares two things that took turns in one run, so it hardly depends on the machine.",
-        "`python benchmarks/all.py` measures all and writes this page; each program runs alone as well.",
+        "Ratios of two things that took turns in one run, so they hardly depend on the machine: above 1 ups is faster,",
+        "except for start-up and saving. `python benchmarks/all.py` measures all and writes this page.",
         "",
-        f"Measured until {last['date']} on {last['machine']['processor']}, "
-        f"{last['machine']['cores']} processors, torch {last['machine']['torch']}.",
-        "A ratio above 1 means that ups is faster, except for start-up and saving, where less is better.",
+        f"Measured until {last['date']} on {last['machine']['processor']}, {last['machine']['cores']} processors, "
+        f"torch {last['machine']['torch']}.",
         "",
-        "| what | figure | measured | bar | judgment | before |",
-        "|---|---|---|---|---|---|",
+        "| program | figure | measured | bar | before |",
+        "|---|---|---|---|---|",
     ]
     for program in programs:
         found = last["programs"].get(program.command)
-        if found is None:
-            continue
-        for figure in program.figures:
+        for figure in program.figures if found else ():
             value = found["values"].get(figure.name)
             olds = [row["programs"].get(program.command, {}).get("values", {}).get(figure.name) for row in past]
             known = [old for old in olds if old is not None]
-            verdict = judgment(figure, value, found, known)
-            shown = "-" if value is None else f"{value:,.4g}"
-            trail = ", ".join(f"{old:,.4g}" for old in known) or "-"
-            lines.append(f"| {program.title} | {figure.name} | {shown} | {figure.bar} | {verdict} | {trail} |")
-    lines += [
-        "",
-        "Programs and their time:",
-        "",
-        "| command | commit | seconds | taken by other machines |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| `python benchmarks/{command}` | {found['commit']} | {found['seconds']:.0f} | {100 * found['steal']:.0f} % |"
-        for command, found in last["programs"].items()
-    ]
+            words = judgment(figure, value, found, known)
+            shown = words if value is None else f"{value:.4g}" + (f" ({words})" if words else "")
+            name = f"`benchmarks/{program.command}` ({found['commit']})" if figure is program.figures[0] else ""
+            trail = ", ".join(f"{old:.4g}" for old in known)
+            lines.append(f"| {name} | {figure.name} | {shown} | {figure.bar} | {trail} |")
     return "\n".join([*lines, "", LIMITS, ""])
 
 
 LIMITS = """## Why bars are missed
 
-- **Lightning Fabric** does less in a step: no black box, no agreement of the ranks on stops, no rows of metrics.
-  Single blocks differ by 10 % and more, so a difference of 2 % between medians says little.
-- **Rollouts** compare each frame with what the model was trained on; a bare loop does not. The network's step became
-  faster than the bar foresaw.
-- **Serving** states errors and a distance at each step; the bare batch does not.
+- **Fabric** does less in a step: no black box, no agreement on stops, no rows of metrics. Single blocks differ by 10 %.
+- **Rollouts** compare each frame with the training data; a bare loop does not.
+- **Serving** states errors at each step; the bare batch does not.
 
 ## Limits
 
-- CPU only, two processors: no figure is of a GPU.
-- *before* lists earlier rows of the same machine in `benchmarks/results/performance.jsonl`. *slower* marks a figure
-  that is more than 10 % worse than their median.
-- *not judged*: other virtual machines took more than a tenth of the processors meanwhile."""
+- CPU only: no figure is of a GPU.
+- *before*: earlier rows of the same machine in `benchmarks/results/performance.jsonl`; *slower*: more than 10 % worse
+  than their median.
+- *not judged*: other virtual machines took more than a tenth of the processors.
+"""
 
 
 def judgment(figure: Figure, value: float | None, found: dict[str, Any], known: list[float]) -> str:
@@ -265,9 +251,8 @@ def judgment(figure: Figure, value: float | None, found: dict[str, Any], known: 
         return str(found.get("failed", "failed"))
     if found["steal"] > MOST_STEAL:
         return "not judged"
-    words = "" if figure.bar == "-" else "met" if figure.good(value) else "missed"
     slower = bool(known) and figure.worse(value, statistics.median(known))
-    return ", ".join(filter(None, [words, "slower" if slower else ""])) or "-"
+    return ", ".join(filter(None, ["" if figure.good(value) else "missed", "slower" if slower else ""]))
 
 
 def main() -> int:

@@ -261,7 +261,10 @@ def _error_words(name: str, errors: Any, level: float, measured: Any = None) -> 
     stated = errors.isel({"sample": 0} if "sample" in errors.dims else {}).values.ravel()
     when = " at each time" * ("time" in errors.dims)
     text = f"RMS error of {name}{when}, with a chance of {level:g} below {_ends(stated) or 'no statement'}"
-    return text if measured is None else f"{text}; measured {_ends(measured)}"
+    if measured is None:
+        return text
+    held = int((measured <= stated).sum())  # NaN where nothing is stated
+    return f"{text}; measured {_ends(measured)}, below at {held} of {len(stated)}"
 
 
 def _ends(values: Any) -> str:

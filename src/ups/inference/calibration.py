@@ -82,7 +82,7 @@ class Calibration:
             raise BundleError(
                 f"level {level:g} cannot be stated: {count} calibration trajectories allow levels above 0 and up to "
                 f"{count / (count + 1):.3g}",
-                hint="ask for a lower level, or calibrate with more trajectories (docs/trust.md)",
+                hint="ask for a lower level, such as 0.9, or calibrate with more trajectories (docs/trust.md)",
             )
 
     def bound(self, name: str, level: float) -> Float64:

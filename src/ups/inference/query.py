@@ -79,11 +79,11 @@ def _check_inside(axis: AxisSpec, grid: Float64, length: float, x: Tensor) -> fl
     low, high, near = float(grid[0]) - beyond, float(grid[-1]) + beyond, 1e-9 * length
     outside = ~x.isfinite() if axis.periodic else ~((x >= low - near) & (x <= high + near))
     if outside.any():
-        row = int(outside.nonzero()[0])
-        problem = (
-            f"{int(outside.sum())} points are outside of the domain, the first with {axis.name} = {float(x[row]):.6g}"
+        first = f"the first with {axis.name} = {float(x[int(outside.nonzero()[0])]):.6g}"
+        expected = "expected a finite number" if axis.periodic else f"expected {low:.6g} to {high:.6g}"
+        raise BundleError(
+            f"{int(outside.sum())} points are outside of the domain, {first}; {expected}", hint="leave them out"
         )
-        raise BundleError(f"{problem}; expected {low:.6g} to {high:.6g}", hint="leave them out")
     return low
 
 
@@ -274,7 +274,10 @@ def _between_frames(frames: xarray.Dataset, times: Float64) -> tuple[xarray.Data
 
     clock = frames["time"].values
     if len(clock) < 4 or not ((times >= clock[0] - 1e-9) & (times <= clock[-1] + 1e-9)).all():
-        problem = f"cannot interpolate {len(clock)} frames at times {clock[0]:.6g} to {clock[-1]:.6g}"
+        asked = f"times {times.min():.6g} to {times.max():.6g}" if len(times) else "no times"
+        problem = (
+            f"{asked} were asked for; the result has {len(clock)} frames at times {clock[0]:.6g} to {clock[-1]:.6g}"
+        )
         raise BundleError(problem, hint="ask for times between these, of a rollout with at least four frames")
     values: dict[Any, Any] = {"time": ("time", times, frames["time"].attrs)}
     errors: dict[str, float] = {}

@@ -39,6 +39,7 @@ KINDS = (
 MAX_NAMED_SAMPLES = 8
 # Of the width of a parameter's range: new values from the distribution of the training lie beyond it by less.
 BEYOND_RANGE = 0.05
+MOST_OTHERS = 3  # descriptors that are named after the worst one
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,9 @@ def _descriptors(spec: TaskSpec, start: Start, statistics: Statistics) -> list[t
                     f"{role} {name} is unlike the training data: its {names[number]} is {value:.3g}, "
                     f"the training data have {low[channel, number]:.3g} to {high[channel, number]:.3g}"
                 )
+                order = np.argsort(-widths[worst, channel])
+                others = [names[n] for n in order[1 : 1 + MOST_OTHERS] if outside[worst, channel, n] > 0]
+                text += f" (outside too: its {', its '.join(others)})" if others else ""
                 doubts.append(("descriptor", samples, text))
     return doubts
 

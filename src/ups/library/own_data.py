@@ -190,7 +190,9 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
             read_description(page)  # what is written is what is read
             description = page
         named = None if description is None else os.path.relpath(description, folder)
-        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, (_FEWEST_STEPS, "not measured", "")))
+        write_file_atomically(
+            recipe, _recipe_page(folder, paths, reader, named, (_FEWEST_STEPS, "not measured: interrupted", ""))
+        )
         steps, (start, lines) = _measured_steps(recipe, reader), _warm_start(reader)
         write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, (*steps, lines)))
     except OSError as error:
@@ -275,6 +277,7 @@ def _recipe_page(
         calibration=f"{_calibration_fraction(reader):g}",
         least_test=LEAST_TEST,
         least_to_split=LEAST_TO_SPLIT,
+        least_aside=LEAST_TO_SET_ASIDE,
         start=steps[2],
     ).encode()
 
@@ -318,7 +321,7 @@ data:
       path: {path} # as seen from where you start ups
 {description}      valid_fraction: 0.1 # trajectories that are held out: for validation while it trains,
       test_fraction: 0.1 # and for the scores at the end, at least {least_test} where there are {least_to_split}
-      calibration_fraction: {calibration} # of those that are left to train on: for error bars, and nothing else
+      calibration_fraction: {calibration} # of those left to train on, if at least {least_aside}: only for error bars
   context_frames: 1 # frames that are given; more, if one frame does not determine the next
   batch_size: {batch_size} # windows in each step
 
