@@ -33,7 +33,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_rank_without_address_space_does_not_hang_in_its_save(tmp_path: Path, recipe: Path) -> None:
     result = run(
-        tmp_path / "run", fault("no_address_space", 0, 10, "save"), ranks=1, recipe=recipe, timeout_seconds=300
+        tmp_path / "run",
+        fault("no_address_space", 0, 10, "save", newest=5),
+        ranks=1,
+        recipe=recipe,
+        timeout_seconds=300,
     )
     # What fits into the memory that is there may go on; what does not is a cause with a name.
     assert result.code == 0 or result.faults[0]["cause"] in ("out_of_memory", "checkpoint"), result.output
@@ -42,7 +46,7 @@ def test_a_rank_without_address_space_does_not_hang_in_its_save(tmp_path: Path, 
 
 
 def test_a_save_that_is_stuck_on_one_rank_is_named_with_its_place_and_ended(tmp_path: Path, recipe: Path) -> None:
-    stuck = fault("wedge_saves", 1, 10, "save")
+    stuck = fault("wedge_saves", 1, 10, "save", newest=5)
     result = run(tmp_path / "run", stuck, recipe=recipe, deadlines=QUICK, timeout_seconds=400)
     assert result.code == 6, result.output
     assert reported(result) == [(1, "save", "stalled")]

@@ -35,6 +35,10 @@ def plant_fault(phase: str, step: int, rank: int, *, micro_batch_size: int = 8, 
     if not FAULT or phase not in _several("phase") or step != FAULT["step"] or rank not in _several("rank"):
         return
     kind = FAULT["kind"]
+    if "newest" in FAULT:
+        assert run_dir is not None
+        while not (run_dir / "checkpoints" / f"step_{FAULT['newest']:08d}").exists():
+            time.sleep(0.05)  # a save in the background is committed a little later
     if kind in FLAGS_OF:
         FLAGS.add(kind)
     elif kind == "out_of_memory":
@@ -42,8 +46,6 @@ def plant_fault(phase: str, step: int, rank: int, *, micro_batch_size: int = 8, 
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     elif kind == "damage":
         assert run_dir is not None
-        while "newest" in FAULT and not (run_dir / "checkpoints" / f"step_{FAULT['newest']:08d}").exists():
-            time.sleep(0.05)  # a save in the background is committed a little later
         damage_newest(run_dir, FAULT.get("how", "flip"))
         if "signal" in FAULT:
             signal_itself()
