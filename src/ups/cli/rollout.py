@@ -263,8 +263,8 @@ def _error_words(name: str, errors: Any, level: float, measured: Any = None) -> 
     text = f"RMS error of {name}{when}, with a chance of {level:g} below {_ends(stated) or 'no statement'}"
     if measured is None:
         return text
-    held = int((measured <= stated).sum())  # NaN where nothing is stated
-    return f"{text}; measured {_ends(measured)}, below at {held} of {len(stated)}"
+    known = stated == stated  # NaN where nothing is stated
+    return f"{text}; measured {_ends(measured)}, below at {int((measured <= stated).sum())} of {int(known.sum())}"
 
 
 def _ends(values: Any) -> str:
